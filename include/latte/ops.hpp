@@ -1,0 +1,35 @@
+// The operations around decode: joining partial results and writing new tokens into the cache.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "latte/backend.hpp"
+#include "latte/problem.hpp"
+#include "latte/status.hpp"
+#include "latte/tensor.hpp"
+
+namespace latte {
+
+struct Partial {
+  ConstTensorView out{};  // [T, H, latent], normalised
+  ConstTensorView lse{};  // fp32 [T, H]; -inf = saw nothing
+};
+
+// lse = ln sum e^lse_k and out = sum e^(lse_k - lse) out_k, in the order of the partials. (0, -inf) is neutral.
+// `out` may be one of the partials' own tensors; `lse` is optional.
+Status merge(const Backend& backend, std::span<const Partial> partials, const TensorView& out, const TensorView& lse);
+
+struct WriteKvArgs {
+  ConstTensorView kv_c{};                        // [N, latent]
+  ConstTensorView k_pe{};                        // [N, rope]
+  std::span<const std::int64_t> slot_mapping{};  // [N]: page * page_size + position; negative = skip
+  TensorView kv_cache{};                         // [pages, page_size, W]
+  KvFormat format = KvFormat::bf16;
+  float kv_scale = 1;  // fp8_e4m3: stored = value / kv_scale
+};
+
+// Rounds to nearest even; fp8 saturates at 448. Slots of one call must differ.
+Status write_kv(const Backend& backend, const WriteKvArgs& args);
+
+}  // namespace latte

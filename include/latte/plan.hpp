@@ -1,0 +1,154 @@
+// The plan: who computes which query rows over which KV range, and how partials are joined. Plain data, made by pure
+// integer functions, the same on every machine. docs/plan.md explains the algorithm with a worked example.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "latte/problem.hpp"
+#include "latte/status.hpp"
+
+namespace latte {
+
+// Rows are query tokens x heads, packed: row = token * heads + head, token counted over the whole step.
+struct WorkRecord {
+  std::int32_t request;
+  std::int32_t partial_row;  // first row in the partial buffers, or -1: not split, writes the final output
+  std::int32_t row_begin;    // query rows [row_begin, row_end)
+  std::int32_t row_end;
+  std::int32_t kv_begin;  // token positions [kv_begin, kv_end) within the request
+  std::int32_t kv_end;
+  std::int32_t kv_after;  // tokens of the request behind kv_end
+  std::int32_t tile;      // index into reduce_indptr / reduce_final_map
+  bool operator==(const WorkRecord&) const = default;
+};
+static_assert(sizeof(WorkRecord) == 8 * sizeof(std::int32_t));
+
+struct RowRange {
+  std::int32_t begin;
+  std::int32_t end;
+  bool operator==(const RowRange&) const = default;
+};
+
+enum class PolicyKind : std::uint8_t { balanced, uniform, batch_invariant };
+
+struct Policy {
+  PolicyKind kind = PolicyKind::balanced;
+  std::int32_t n = 0;  // uniform: splits of every tile; batch_invariant: KV tokens a chunk (0 = the kernel's choice)
+
+  static Policy balanced() { return {PolicyKind::balanced, 0}; }
+  static Policy uniform(std::int32_t splits) { return {PolicyKind::uniform, splits}; }
+  static Policy batch_invariant(std::int32_t chunk_tokens = 0) { return {PolicyKind::batch_invariant, chunk_tokens}; }
+};
+
+const char* policy_name(PolicyKind kind);
+
+// What a piece of work is estimated to cost, in ticks (1 tick = 1 ns on the machine the constants were measured on).
+// A piece over b blocks of a tile with r rows costs  piece + b * (block + ceil(r / row_granule) * granule)  and, if it
+// is not the tile's first piece, split on top (a partial written, read again and joined).
+struct CostModel {
+  std::int32_t piece_ticks = 0;
+  std::int32_t split_ticks = 0;
+  std::int32_t block_ticks = 1;
+  std::int32_t granule_ticks = 0;
+  std::int32_t row_granule = 1;
+
+  std::int64_t block(std::int32_t rows) const {
+    return block_ticks + (std::int64_t{rows} + row_granule - 1) / row_granule * granule_ticks;
+  }
+};
+
+// Everything but the lengths: the kernel's tile sizes, the machine as seen by the planner, and the limits.
+struct PlanConfig {
+  std::int32_t heads = 1;
+  std::int32_t row_tile = 16;  // most rows a tile holds
+  std::int32_t kv_block = 64;  // KV ranges are multiples of this, except at the end
+  std::int32_t workers = 1;
+  Mask mask = Mask::causal;
+  Policy policy{};
+  CostModel cost{};
+  Limits limits{};
+};
+
+// Upper bounds from the limits alone; src/plan/sizes.cpp has the proof.
+struct PlanSizes {
+  std::int64_t tiles = 0;
+  std::int64_t records = 0;
+  std::int64_t partials = 0;
+  std::int64_t partial_rows = 0;
+  std::int64_t words = 0;  // int32 words of the buffer that holds all six arrays
+};
+
+// Fields of work_meta_data: counts and offsets (in int32 words from the buffer's start), never addresses.
+enum MetaField : std::int32_t {
+  kMetaVersion,
+  kMetaWorkers,
+  kMetaRequests,
+  kMetaRecords,
+  kMetaTiles,
+  kMetaSplitTiles,
+  kMetaPartials,
+  kMetaPartialRows,
+  kMetaHeads,
+  kMetaRowTile,
+  kMetaKvBlock,
+  kMetaSplits,  // what balanced chose: 0 = the cut line, n = uniform(n)
+  kMetaMakespanLow,
+  kMetaMakespanHigh,
+  kMetaOffsetIndptr,
+  kMetaOffsetRecords,
+  kMetaOffsetReduceIndptr,
+  kMetaOffsetReduceFinal,
+  kMetaOffsetReducePartial,
+  kMetaFields,
+};
+inline constexpr std::int32_t kPlanVersion = 1;
+
+// A view over one buffer of int32 words; the six arrays keep the names users of persistent MLA know.
+struct Plan {
+  std::span<const std::int32_t> work_meta_data;      // [kMetaFields]
+  std::span<const std::int32_t> work_indptr;         // [workers + 1]: worker w runs records [w] .. [w+1]-1
+  std::span<const WorkRecord> work_info_set;         // [records]
+  std::span<const std::int32_t> reduce_indptr;       // [tiles + 1]: CSR into reduce_partial_map; zero step = not split
+  std::span<const RowRange> reduce_final_map;        // [tiles]: output rows of the tile
+  std::span<const std::int32_t> reduce_partial_map;  // [partials]: first partial row of each partial, in merge order
+
+  std::int32_t workers() const { return work_meta_data[kMetaWorkers]; }
+  std::int32_t partial_rows() const { return work_meta_data[kMetaPartialRows]; }
+  std::int64_t makespan_ticks() const {
+    return (static_cast<std::int64_t>(work_meta_data[kMetaMakespanHigh]) << 32) |
+           static_cast<std::uint32_t>(work_meta_data[kMetaMakespanLow]);
+  }
+};
+
+Result<PlanSizes> plan_sizes(const PlanConfig& config);
+
+// Fills `words` (at least plan_sizes().words) and returns views into it. Allocates nothing unless it fails.
+Result<Plan> make_plan(const PlanConfig& config, const StepLengths& lengths, std::span<std::int32_t> words);
+
+// Ticks of one record by the cost model, and of a whole plan: the largest sum over a worker's records.
+std::int64_t record_ticks(const PlanConfig& config, const WorkRecord& record);
+std::int64_t makespan_ticks(const PlanConfig& config, const Plan& plan);
+// Sum over tiles of the cost of the unsplit tile: what a perfect split would share out.
+std::int64_t unsplit_ticks(const PlanConfig& config, const StepLengths& lengths);
+
+// Checks a plan against its batch in full: exact cover, dense partials, bounds. For tests and for plans of others.
+Status check_plan(const PlanConfig& config, const StepLengths& lengths, const Plan& plan);
+
+// A plan with its own buffer, for programs that look at plans rather than run them.
+class OwnedPlan {
+ public:
+  static Result<OwnedPlan> make(const PlanConfig& config, const StepLengths& lengths);
+  OwnedPlan(OwnedPlan&&) = default;
+  OwnedPlan& operator=(OwnedPlan&&) = default;
+  const Plan& plan() const { return plan_; }
+
+ private:
+  OwnedPlan() = default;
+  std::vector<std::int32_t> words_;
+  Plan plan_;
+};
+
+}  // namespace latte

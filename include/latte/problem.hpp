@@ -1,0 +1,61 @@
+// What stays the same from step to step: the attention's shape and the limits every buffer is sized for.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "latte/tensor.hpp"
+
+namespace latte {
+
+// How a token lies in the KV cache. K = all latent + rope values of a token, V = its first `latent` values.
+enum class KvFormat : std::uint8_t {
+  bf16,
+  f16,
+  f32,
+  fp8_e4m3,    // latent + rope e4m3 bytes; value = stored * kv_scale
+  fp8_ds_mla,  // 656 bytes: 512 e4m3, 4 fp32 scales (one per 128 values), 64 bf16 rope values
+};
+
+enum class Mask : std::uint8_t {
+  causal,  // bottom-right aligned: query j of n sees KV positions <= seq_len - n + j
+  none,
+};
+
+const char* kv_format_name(KvFormat format);
+const char* mask_name(Mask mask);
+// The dtype of the cache view's elements and their number per token.
+Dtype kv_element_dtype(KvFormat format);
+std::int64_t kv_token_elements(KvFormat format, std::int32_t latent, std::int32_t rope);
+
+// Which kernel runs depends on these fields and on the limits, never on a step's lengths.
+struct DecodeProblem {
+  std::int32_t heads = 0;  // query heads on this rank, any number >= 1
+  std::int32_t latent = 512;
+  std::int32_t rope = 64;
+  Dtype q_dtype = Dtype::bf16;
+  Dtype out_dtype = Dtype::bf16;
+  KvFormat kv_format = KvFormat::bf16;
+  std::int32_t page_size = 64;  // tokens a page, any number >= 1
+  Mask mask = Mask::causal;
+};
+
+struct Limits {
+  std::int32_t max_requests = 0;
+  std::int32_t max_query_tokens = 1;        // of one request
+  std::int32_t max_total_query_tokens = 0;  // of a step; 0 = max_requests * max_query_tokens
+  std::int32_t max_kv_tokens = 0;           // of one request
+  std::int64_t max_total_kv_tokens = 0;     // of a step; 0 = max_requests * max_kv_tokens
+  std::int32_t workers = 0;                 // 0 = all the backend has
+};
+
+// The lengths of one step. They are copied; nothing needs to outlive the call they are passed to.
+struct StepLengths {
+  std::span<const std::int32_t> seq_lens{};     // [B] KV tokens, this step's query tokens included
+  std::span<const std::int32_t> query_start{};  // [B + 1] prefix sums of the query lengths
+  // Optional, [query_start[B]]: query token t sees the first visible[t] of its request's tokens on this rank. Replaces
+  // the mask (context parallelism). Must lie in [0, seq_len].
+  std::span<const std::int32_t> visible{};
+};
+
+}  // namespace latte

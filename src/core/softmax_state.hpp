@@ -1,0 +1,41 @@
+// Online softmax of one row as a state that can absorb blocks and be merged. Scores are in log2 units: score * log2(e).
+// Empty = (-inf, 0). `max_log2` is the reference the sum and the accumulated output are relative to; it may lag behind
+// the true maximum by up to kMaxLag, which saves most rescales and costs no accuracy (sums stay below 2^kMaxLag *
+// tokens).
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+namespace latte {
+
+inline constexpr float kNegInf = -std::numeric_limits<float>::infinity();
+inline constexpr float kLog2e = 1.4426950408889634f;
+inline constexpr float kLn2 = 0.6931471805599453f;
+inline constexpr float kMaxLag = 8.0f;
+
+struct RowState {
+  float max_log2 = kNegInf;
+  float sum = 0;
+};
+
+// The factor that old sums and outputs take when `block_max` arrives; raises the state's reference if it must.
+inline float raise_max(RowState& state, float block_max) {
+  if (!(block_max > state.max_log2 + kMaxLag) && state.max_log2 != kNegInf) return 1.0f;
+  if (block_max == kNegInf) return 1.0f;
+  const float factor = state.max_log2 == kNegInf ? 0.0f : std::exp2(state.max_log2 - block_max);
+  state.max_log2 = block_max;
+  state.sum *= factor;
+  return factor;
+}
+
+// Natural log of the sum of exponentials; empty -> -inf.
+inline float log_sum_exp(const RowState& state) {
+  return state.sum > 0 ? (state.max_log2 + std::log2(state.sum)) * kLn2 : kNegInf;
+}
+
+// What the accumulated output is multiplied with; empty -> 0, never NaN.
+inline float normalizer(const RowState& state) { return state.sum > 0 ? 1.0f / state.sum : 0.0f; }
+
+}  // namespace latte
