@@ -1,0 +1,144 @@
+// balanced: lay the tiles on a line, each as long as it costs, and cut the line into `workers` equal shares. Cuts are
+// rounded to KV blocks and, in some candidates, snapped to tile edges nearby. uniform(1..16) are candidates too. The
+// one with the smallest estimated makespan wins; ties go to the one tried first. Every candidate is a scan or a search
+// over the line: nothing sorts, nothing depends on more than prefix sums, so that a device can do the same.
+//
+// Why it is within 1/8 of ideal (I = line / workers): a worker's share is I long; rounding moves each of its ends by at
+// most half a block; a share that begins inside a tile pays piece + split once more. So
+//     makespan <= ceil(I) + block + piece + split,  and block <= I / 8 when there are 8 blocks a worker.
+// Why it never loses to uniform(n): those with fewer than 2 * workers extra pieces are candidates. The others carry at
+// least 2 * workers * (piece + split) of extra cost, so their makespan is >= ceil(I) + 2 * (piece + split), and
+// piece + split >= block by the definition of split_ticks().
+#include <algorithm>
+
+#include "plan/uniform.hpp"
+
+namespace latte::plan {
+namespace {
+
+constexpr std::int32_t kMaxUniformCandidate = 16;
+constexpr std::int64_t kSnapCandidates = 3;
+
+class Line {
+ public:
+  explicit Line(const Step& step) : step_(step) {}
+
+  // Where worker w's share begins, for every w, and the makespan. `snap` ticks: a cut closer than that to a tile's edge
+  // moves to the edge, which saves piece + split.
+  std::int64_t cut(std::int64_t snap, std::span<Cut> cuts) const {
+    const std::int64_t workers = step_.config.workers;
+    const std::int64_t share = step_.line_ticks / workers, rest = step_.line_ticks % workers;
+    const auto tiles = static_cast<std::int32_t>(step_.tiles.size());
+    if (tiles == 0) {
+      std::fill(cuts.begin(), cuts.end(), Cut{0, 0});
+      return 0;
+    }
+    std::int64_t makespan = 0, begin_ticks = 0;
+    bool begin_inside = false;
+    std::int32_t t = 0;
+    cuts[0] = {0, 0};
+    for (std::int64_t w = 1; w <= workers; ++w) {
+      Cut& cut = cuts[static_cast<std::size_t>(w)];
+      std::int64_t end_ticks = step_.line_ticks;
+      if (w == workers) {
+        cut = {tiles, 0};
+      } else {
+        const std::int64_t x = share * w + rest * w / workers;
+        while (t + 1 < tiles && step_.tiles[static_cast<std::size_t>(t) + 1].line_begin <= x) ++t;
+        cut = place(t, x, snap);
+        end_ticks = position(cut);
+      }
+      // A cut never lies before the one before it: x grows, and rounding and snapping are monotone within a tile.
+      const std::int64_t load = end_ticks - begin_ticks + (begin_inside ? step_.piece + step_.split : 0);
+      if (end_ticks > begin_ticks) makespan = std::max(makespan, load);
+      begin_ticks = end_ticks;
+      begin_inside = cut.block > 0;
+    }
+    return makespan;
+  }
+
+ private:
+  Cut place(std::int32_t t, std::int64_t x, std::int64_t snap) const {
+    const Tile& tile = step_.tiles[static_cast<std::size_t>(t)];
+    const std::int64_t block = step_.block(tile);
+    const std::int64_t offset = x - tile.line_begin - step_.piece;
+    const std::int64_t length = tile.blocks * block;
+    if (offset <= std::max(snap, block / 2)) return {t, 0};
+    if (length - offset <= snap) return {t + 1, 0};
+    const std::int64_t blocks = (offset + block / 2) / block;
+    if (blocks >= tile.blocks) return {t + 1, 0};
+    return {t, static_cast<std::int32_t>(blocks)};
+  }
+
+  std::int64_t position(const Cut& cut) const {
+    if (cut.tile == static_cast<std::int32_t>(step_.tiles.size())) return step_.line_ticks;
+    const Tile& tile = step_.tiles[static_cast<std::size_t>(cut.tile)];
+    return tile.line_begin + (cut.block > 0 ? step_.piece + cut.block * step_.block(tile) : 0);
+  }
+
+  const Step& step_;
+};
+
+Outcome emit_line(const Step& step, std::span<const Cut> cuts, const Buffers& buffers, Emitter& emitter) {
+  const std::int32_t workers = step.config.workers;
+  std::int64_t records = 0;
+  std::int32_t w = 0;  // the worker whose share the line is in
+  const auto next_worker = [&] { buffers.indptr[static_cast<std::size_t>(++w)] = static_cast<std::int32_t>(records); };
+  const auto next_cut = [&](std::int32_t worker) { return cuts[static_cast<std::size_t>(worker) + 1]; };
+
+  buffers.indptr[0] = 0;
+  for (std::int32_t t = 0; t < static_cast<std::int32_t>(step.tiles.size()); ++t) {
+    const Tile& tile = step.tiles[static_cast<std::size_t>(t)];
+    while (w + 1 < workers && next_cut(w) <= Cut{t, 0}) next_worker();
+
+    std::int32_t pieces = 1, begin = 0;
+    for (std::int32_t v = w; v + 1 < workers && next_cut(v).tile == t; ++v)
+      if (next_cut(v).block > begin) ++pieces, begin = next_cut(v).block;
+
+    emitter.begin_tile(tile, pieces);
+    begin = 0;
+    while (w + 1 < workers && next_cut(w).tile == t) {
+      const std::int32_t end = next_cut(w).block;
+      if (end > begin) emitter.piece(begin, end, records++);
+      begin = end;
+      next_worker();
+    }
+    emitter.piece(begin, tile.blocks, records++);
+  }
+  while (w < workers) next_worker();
+  return {.records = records, .makespan = -1, .splits = 0};
+}
+
+}  // namespace
+
+Outcome emit_balanced(const Step& step, const Buffers& buffers, Emitter& emitter) {
+  const std::int64_t workers = step.config.workers;
+  const auto half = static_cast<std::size_t>(workers) + 1;
+  std::span<Cut> best_cuts = buffers.cuts.first(half), trial_cuts = buffers.cuts.subspan(half, half);
+  std::int64_t best = 0;
+  std::int32_t splits = 0;
+
+  const Line line(step);
+  for (std::int64_t i = 0; i < kSnapCandidates; ++i) {
+    const std::int64_t makespan = line.cut(i * (step.piece + step.split) / (kSnapCandidates - 1), trial_cuts);
+    if (i > 0 && makespan >= best) continue;
+    best = makespan;
+    std::swap(best_cuts, trial_cuts);
+  }
+
+  for (std::int32_t n = 1; n <= kMaxUniformCandidate; ++n) {
+    const std::int64_t extra = uniform_extra_pieces(step, n);
+    const std::int64_t at_least = (step.line_ticks + extra * (step.piece + step.split) + workers - 1) / workers;
+    if (extra >= 2 * workers || at_least >= best) break;  // both only grow with n
+    const std::int64_t makespan = uniform_makespan(step, n, buffers.loads);
+    if (makespan < best) best = makespan, splits = n;
+  }
+
+  Outcome outcome =
+      splits > 0 ? emit_uniform(step, splits, buffers, emitter) : emit_line(step, best_cuts, buffers, emitter);
+  outcome.makespan = best;
+  outcome.splits = splits;
+  return outcome;
+}
+
+}  // namespace latte::plan

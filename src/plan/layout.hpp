@@ -1,0 +1,85 @@
+// Where the plan's arrays lie in the one buffer of int32 words, and the tiles the planner works on.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "latte/plan.hpp"
+
+namespace latte::plan {
+
+// A 64-bit count that can lie anywhere in a buffer of 32-bit words.
+struct Ticks {
+  std::int32_t low = 0;
+  std::int32_t high = 0;
+
+  Ticks() = default;
+  Ticks(std::int64_t ticks)
+      : low(static_cast<std::int32_t>(static_cast<std::uint32_t>(ticks))),
+        high(static_cast<std::int32_t>(ticks >> 32)) {}
+  operator std::int64_t() const { return (static_cast<std::int64_t>(high) << 32) | static_cast<std::uint32_t>(low); }
+};
+
+// A tile while it is being planned.
+struct Tile {
+  std::int32_t request;
+  std::int32_t row_begin;
+  std::int32_t row_end;
+  std::int32_t kv_extent = 0;  // tokens that its most far-sighted row sees
+  std::int32_t blocks = 0;     // ceil(kv_extent / kv_block)
+  Ticks line_begin{};          // where it starts on the line of unsplit costs
+
+  std::int32_t rows() const { return row_end - row_begin; }
+};
+
+// A place on the line of tiles: `block` KV blocks into `tile`.
+struct Cut {
+  std::int32_t tile;
+  std::int32_t block;
+  bool operator==(const Cut&) const = default;
+  auto operator<=>(const Cut&) const = default;
+};
+
+// Writable counterparts of Plan's arrays at their full (limit) size, and the planner's scratch behind them.
+struct Buffers {
+  std::span<std::int32_t> meta;
+  std::span<std::int32_t> indptr;
+  std::span<WorkRecord> records;
+  std::span<std::int32_t> reduce_indptr;
+  std::span<RowRange> reduce_final;
+  std::span<std::int32_t> reduce_partial;
+  std::span<Tile> tiles;
+  std::span<Cut> cuts;     // [2][workers + 1]: the best line so far and the one being tried
+  std::span<Ticks> loads;  // [workers]
+};
+
+Buffers carve(const PlanSizes& sizes, std::int32_t workers, std::span<std::int32_t> words);
+std::int64_t words_needed(const PlanSizes& sizes, std::int32_t workers);
+
+// The workers that get work: those of the machine, or fewer where the limits say so.
+std::int32_t worker_count(const PlanConfig& config);
+// Limits with their defaults (zeros) filled in.
+Limits resolve(const Limits& limits);
+// Errors for lengths that no plan can be made for: sizes, signs, order, limits.
+Status check_lengths(const Limits& limits, std::int32_t heads, const StepLengths& lengths);
+
+// KV tokens that query token `token` (counted over the step) of request `request` sees.
+inline std::int32_t visible_tokens(const StepLengths& lengths, Mask mask, std::int32_t request, std::int32_t token) {
+  if (!lengths.visible.empty()) return lengths.visible[static_cast<std::size_t>(token)];
+  const auto b = static_cast<std::size_t>(request);
+  const std::int32_t seq_len = lengths.seq_lens[b];
+  if (mask == Mask::none) return seq_len;
+  const std::int64_t seen = static_cast<std::int64_t>(seq_len) - lengths.query_start[b + 1] + token + 1;
+  return seen < 0 ? 0 : static_cast<std::int32_t>(seen);
+}
+
+// Cuts every request's rows into tiles, in order. Returns the number of tiles; `line_ticks` is their summed unsplit
+// cost.
+std::int32_t make_tiles(const PlanConfig& config, const StepLengths& lengths, std::span<Tile> tiles,
+                        std::int64_t& line_ticks);
+
+// Ticks a cut adds. At least what makes piece + split one block of the widest tile: a split is never made to move less
+// than that, and the bound of docs/plan.md rests on it.
+std::int64_t split_ticks(const PlanConfig& config);
+
+}  // namespace latte::plan

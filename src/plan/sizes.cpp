@@ -1,0 +1,169 @@
+// Sizes from limits. With R requests, W workers and t(r) = ceil(r * heads / row_tile) tiles for r query tokens:
+//
+//   tiles    <= min(R * t(max_query), R + total_query * heads / row_tile)
+//               since sum ceil(x_b) <= R + floor(sum x_b).
+//   uniform(n):          records <= n * tiles, partials likewise (none for n = 1).
+//   batch_invariant(c):  a tile with extent e has ceil(e / c) <= 1 + (e - 1) / c pieces (1 if e = 0), and a request's
+//               tiles are at most t(max_query), so  records <= tiles + t(max_query) * (total_kv / c).
+//               A split tile has at least one extra piece, so  partials <= 2 * t(max_query) * (total_kv / c) as well.
+//   balanced:   the cut line has W - 1 cuts, hence at most W - 1 extra pieces; uniform(n) is a candidate only with
+//   fewer
+//               than 2W extra pieces. So  records <= tiles + 2W - 1,  and as a split tile has at least one extra piece,
+//               partials <= 2 * (2W - 1).
+//
+// Every partial has at most row_tile rows.
+#include <algorithm>
+#include <limits>
+
+#include "core/checked.hpp"
+#include "plan/layout.hpp"
+
+namespace latte::plan {
+namespace {
+
+constexpr std::int32_t kMaxTicks = 1 << 28;
+constexpr std::int32_t kMaxWorkers = 1 << 16;
+constexpr std::int32_t kMaxRowTile = 1 << 12;
+constexpr std::int64_t kTileWords = sizeof(Tile) / sizeof(std::int32_t);
+constexpr std::int64_t kRecordWords = sizeof(WorkRecord) / sizeof(std::int32_t);
+
+Status bad(const char* field, const char* expected, std::int64_t got) {
+  return {Code::invalid_argument, field, expected, std::to_string(got)};
+}
+
+Status check_config(const PlanConfig& config) {
+  const Limits& limits = config.limits;
+  const CostModel& cost = config.cost;
+  if (config.heads < 1) return bad("heads", ">= 1", config.heads);
+  if (config.row_tile < 1 || config.row_tile > kMaxRowTile) return bad("row_tile", "1 .. 4096", config.row_tile);
+  if (config.kv_block < 1) return bad("kv_block", ">= 1", config.kv_block);
+  if (config.workers < 1 || config.workers > kMaxWorkers) return bad("workers", "1 .. 65536", config.workers);
+  if (limits.workers < 0) return bad("limits.workers", ">= 0", limits.workers);
+  if (limits.max_requests < 0) return bad("limits.max_requests", ">= 0", limits.max_requests);
+  if (limits.max_query_tokens < 0) return bad("limits.max_query_tokens", ">= 0", limits.max_query_tokens);
+  if (limits.max_total_query_tokens < 0)
+    return bad("limits.max_total_query_tokens", ">= 0", limits.max_total_query_tokens);
+  if (limits.max_kv_tokens < 0) return bad("limits.max_kv_tokens", ">= 0", limits.max_kv_tokens);
+  if (limits.max_total_kv_tokens < 0) return bad("limits.max_total_kv_tokens", ">= 0", limits.max_total_kv_tokens);
+  if (config.policy.kind == PolicyKind::uniform && (config.policy.n < 1 || config.policy.n > 4096))
+    return bad("policy.n", "1 .. 4096 splits", config.policy.n);
+  if (config.policy.kind == PolicyKind::batch_invariant && config.policy.n < 1)
+    return bad("policy.n", ">= 1 KV tokens a chunk", config.policy.n);
+  const auto in_range = [](std::int32_t ticks) { return ticks >= 0 && ticks <= kMaxTicks; };
+  if (!in_range(cost.piece_ticks)) return bad("cost.piece_ticks", "0 .. 2^28", cost.piece_ticks);
+  if (!in_range(cost.split_ticks)) return bad("cost.split_ticks", "0 .. 2^28", cost.split_ticks);
+  if (!in_range(cost.block_ticks)) return bad("cost.block_ticks", "0 .. 2^28", cost.block_ticks);
+  if (!in_range(cost.granule_ticks)) return bad("cost.granule_ticks", "0 .. 2^28", cost.granule_ticks);
+  if (cost.row_granule < 1) return bad("cost.row_granule", ">= 1", cost.row_granule);
+  if (cost.block(1) < 1) return bad("cost.block_ticks", "a block that costs >= 1", cost.block_ticks);
+  return {};
+}
+
+// Summed costs must stay far from 2^63, so that the planner can add and scale them without a thought.
+bool costs_fit(const PlanConfig& config, const Limits& limits, std::int64_t tiles_per_request, std::int64_t tiles) {
+  std::int64_t blocks = 0, ticks = 0;
+  return checked_add(limits.max_total_kv_tokens / config.kv_block, limits.max_requests, blocks) &&
+         checked_mul(blocks, tiles_per_request, blocks) && checked_add(blocks, 4 * tiles, blocks) &&
+         checked_mul(blocks, config.cost.block(config.row_tile) + config.cost.piece_ticks + config.cost.split_ticks,
+                     ticks) &&
+         ticks < std::int64_t{1} << 60;
+}
+
+}  // namespace
+
+std::int32_t worker_count(const PlanConfig& config) {
+  return config.limits.workers > 0 ? std::min(config.workers, config.limits.workers) : config.workers;
+}
+
+Limits resolve(const Limits& limits) {
+  Limits full = limits;
+  constexpr std::int64_t kMaxInt = std::numeric_limits<std::int32_t>::max();
+  if (full.max_total_query_tokens == 0)
+    full.max_total_query_tokens = static_cast<std::int32_t>(
+        std::min(kMaxInt, static_cast<std::int64_t>(full.max_requests) * full.max_query_tokens));
+  if (full.max_total_kv_tokens == 0)
+    full.max_total_kv_tokens = static_cast<std::int64_t>(full.max_requests) * full.max_kv_tokens;
+  return full;
+}
+
+std::int64_t words_needed(const PlanSizes& sizes, std::int32_t workers) {
+  return kMetaFields + (workers + 1) + sizes.records * kRecordWords + (sizes.tiles + 1) + sizes.tiles * 2 +
+         sizes.partials + sizes.tiles * kTileWords + 4 * (std::int64_t{workers} + 1) + 2 * std::int64_t{workers};
+}
+
+Buffers carve(const PlanSizes& sizes, std::int32_t workers, std::span<std::int32_t> words) {
+  std::size_t at = 0;
+  const auto take = [&]<class T>(T*, std::int64_t count) {
+    auto* begin = reinterpret_cast<T*>(words.data() + at);
+    at += static_cast<std::size_t>(count) * (sizeof(T) / sizeof(std::int32_t));
+    return std::span<T>(begin, static_cast<std::size_t>(count));
+  };
+  constexpr std::int32_t* kWord = nullptr;
+  Buffers b;
+  b.meta = take(kWord, kMetaFields);
+  b.meta[kMetaOffsetIndptr] = static_cast<std::int32_t>(at);
+  b.indptr = take(kWord, workers + 1);
+  b.meta[kMetaOffsetRecords] = static_cast<std::int32_t>(at);
+  b.records = take(static_cast<WorkRecord*>(nullptr), sizes.records);
+  b.meta[kMetaOffsetReduceIndptr] = static_cast<std::int32_t>(at);
+  b.reduce_indptr = take(kWord, sizes.tiles + 1);
+  b.meta[kMetaOffsetReduceFinal] = static_cast<std::int32_t>(at);
+  b.reduce_final = take(static_cast<RowRange*>(nullptr), sizes.tiles);
+  b.meta[kMetaOffsetReducePartial] = static_cast<std::int32_t>(at);
+  b.reduce_partial = take(kWord, sizes.partials);
+  b.tiles = take(static_cast<Tile*>(nullptr), sizes.tiles);
+  b.cuts = take(static_cast<Cut*>(nullptr), 2 * (std::int64_t{workers} + 1));
+  b.loads = take(static_cast<Ticks*>(nullptr), workers);
+  return b;
+}
+
+}  // namespace latte::plan
+
+namespace latte {
+
+Result<PlanSizes> plan_sizes(const PlanConfig& config) {
+  if (Status status = plan::check_config(config); !status.ok()) return status;
+  const Limits limits = plan::resolve(config.limits);
+  const auto too_large = [](const char* field, const char* expected) {
+    return Status{Code::out_of_limits, field, expected, "more"};
+  };
+
+  constexpr std::int64_t kMaxInt = std::numeric_limits<std::int32_t>::max();
+  const std::int64_t total_rows = static_cast<std::int64_t>(limits.max_total_query_tokens) * config.heads;
+  if (total_rows > kMaxInt) return too_large("limits.max_total_query_tokens", "tokens * heads below 2^31");
+  const std::int64_t tiles_per_request = ceil_div(
+      std::min<std::int64_t>(limits.max_query_tokens, limits.max_total_query_tokens) * config.heads, config.row_tile);
+  const std::int64_t workers = plan::worker_count(config);
+
+  PlanSizes sizes;
+  sizes.tiles = std::min(limits.max_requests * tiles_per_request, limits.max_requests + total_rows / config.row_tile);
+  if (sizes.tiles > kMaxInt / 64) return too_large("limits.max_requests", "below 2^25 tiles");
+  if (!plan::costs_fit(config, limits, tiles_per_request, sizes.tiles))
+    return too_large("limits.max_total_kv_tokens", "summed costs below 2^60 ticks");
+
+  switch (config.policy.kind) {
+    case PolicyKind::balanced:
+      sizes.records = sizes.tiles + 2 * workers - 1;
+      sizes.partials = std::min(sizes.records, 2 * (2 * workers - 1));
+      break;
+    case PolicyKind::uniform:
+      sizes.records = sizes.tiles * config.policy.n;
+      sizes.partials = config.policy.n > 1 ? sizes.records : 0;
+      break;
+    case PolicyKind::batch_invariant: {
+      const std::int64_t chunk = round_up(config.policy.n, config.kv_block);
+      const std::int64_t extra = tiles_per_request * (limits.max_total_kv_tokens / chunk);
+      if (extra > kMaxInt) return too_large("limits.max_total_kv_tokens", "below 2^31 chunks");
+      sizes.records = sizes.tiles + extra;
+      sizes.partials = std::min(sizes.records, 2 * extra);
+      break;
+    }
+  }
+  sizes.partial_rows = sizes.partials * config.row_tile;
+  sizes.words = plan::words_needed(sizes, static_cast<std::int32_t>(workers));
+  if (sizes.words > kMaxInt || sizes.partial_rows > kMaxInt)
+    return too_large("limits", "a plan below 2^31 words and partial rows");
+  return sizes;
+}
+
+}  // namespace latte
