@@ -1,0 +1,125 @@
+// The CPU room's front door: what the backend room needs to run decode, merge and cache writes on resident threads.
+// Arguments here are validated already; nothing below returns an error.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cpu/workers.hpp"
+#include "latte/plan.hpp"
+#include "latte/problem.hpp"
+#include "latte/tensor.hpp"
+
+namespace latte::cpu {
+
+// Where a query row's values lie. Strides in elements of `dtype`. With one tensor, rope = nope + latent.
+struct QueryView {
+  const std::byte* nope = nullptr;
+  const std::byte* rope = nullptr;
+  std::int64_t nope_token_stride = 0, nope_head_stride = 0;
+  std::int64_t rope_token_stride = 0, rope_head_stride = 0;
+  Dtype dtype = Dtype::bf16;
+};
+
+// Where a token lies in the paged cache. Strides in bytes.
+struct CacheView {
+  const std::byte* data = nullptr;
+  std::int64_t page_stride_bytes = 0, token_stride_bytes = 0;
+  std::int32_t page_size = 1;
+  KvFormat format = KvFormat::bf16;
+  // Page p of request b is pages[b * row_stride + p], or, when indptr is set, pages[indptr[b] + p].
+  const std::int32_t* pages = nullptr;
+  std::int64_t row_stride = 0;
+  const std::int32_t* indptr = nullptr;
+};
+
+// Strides in elements.
+struct OutputView {
+  std::byte* out = nullptr;
+  std::int64_t out_token_stride = 0, out_head_stride = 0;
+  Dtype dtype = Dtype::bf16;
+  float* lse = nullptr;  // may be null
+  std::int64_t lse_token_stride = 0, lse_head_stride = 0;
+};
+
+struct Kernel;
+
+struct DecodeCall {
+  const Kernel* kernel = nullptr;
+  const Plan* plan = nullptr;
+  std::int32_t heads = 1, latent = 512, rope = 64;
+  Mask mask = Mask::causal;
+  const std::int32_t* seq_lens = nullptr;
+  const std::int32_t* query_start = nullptr;
+  const std::int32_t* visible = nullptr;  // may be null
+  QueryView q;
+  CacheView kv;
+  OutputView out;
+  float score_scale = 1;  // scale * q_scale * kv_scale
+  float value_scale = 1;  // kv_scale
+  std::byte* workspace = nullptr;
+};
+
+// Kernels of this build, best first. `usable` follows from the machine and the operating system.
+struct KernelListing {
+  const Kernel* kernel;
+  std::string_view name;
+  bool usable;
+  std::string reason;  // why not usable; empty otherwise
+  std::string_view serves;
+};
+const std::vector<KernelListing>& kernels();
+std::string cpu_name();
+std::string feature_text();
+
+// The best usable kernel for the problem, or the one named by `override_name` ("auto" = best). Null with a reason
+// when there is none.
+const Kernel* choose_kernel(const DecodeProblem& problem, std::string_view override_name, std::string& reason);
+std::string_view kernel_name(const Kernel& kernel);
+
+// Tile sizes, cost constants and the default chunk of a kernel for a problem; limits and policy are copied in.
+PlanConfig plan_config(const Kernel& kernel, const DecodeProblem& problem, const Limits& limits, const Policy& policy,
+                       std::int32_t workers);
+
+// Bytes of workspace (64-byte aligned) that decode needs: partials, per-tile counters, a scratch area per worker.
+std::size_t workspace_bytes(const Kernel& kernel, const DecodeProblem& problem, const PlanConfig& config,
+                            const PlanSizes& sizes);
+
+void run_decode(Workers& workers, const DecodeCall& call);
+
+struct MergePart {
+  const std::byte* out;
+  std::int64_t token_stride, head_stride;
+  Dtype dtype;
+  const float* lse;
+  std::int64_t lse_token_stride, lse_head_stride;
+};
+// tokens * heads rows of `latent` values each.
+void run_merge(Workers& workers, std::span<const MergePart> parts, std::int64_t tokens, std::int32_t heads,
+               std::int32_t latent, const OutputView& out);
+
+struct WriteKvCall {
+  const std::byte* kv_c;
+  const std::byte* k_pe;
+  std::int64_t kv_c_stride, k_pe_stride;  // elements
+  Dtype dtype;                            // of kv_c and k_pe
+  std::span<const std::int64_t> slots;
+  std::byte* cache;
+  std::int64_t page_stride_bytes, token_stride_bytes;
+  std::int32_t page_size, latent, rope;
+  KvFormat format;
+  float kv_scale;
+};
+void run_write_kv(Workers& workers, const WriteKvCall& call);
+
+// Streaming read bandwidth and the kernel's arithmetic rate on all workers; about a second.
+struct MeasuredCeilings {
+  double read_gbps, tflops;
+};
+MeasuredCeilings measure_ceilings(Workers& workers, const Kernel& kernel);
+
+}  // namespace latte::cpu

@@ -1,0 +1,262 @@
+// The two matrix products of the bf16 kernels: once with AVX-512 BF16 dot products, once with AMX tiles. Both compute
+//   scores:      s[panel][token][16]          = k[token][width] . q[panel][width / 2][16][2]
+//   accumulate:  o[panel][column][16][16]    += p[panel][token / 32][16][32] . v[column][token / 2][16][2]
+// in the same order along the inner dimension, so a row's bits do not depend on the rows beside it.
+// Compiled for one target only, so once.
+#pragma once
+
+#include "cpu/simd/bf16-inl.hpp"
+
+HWY_PUSH_ATTRIBUTES(HWY_TARGET_STR ",avx512bf16,amx-tile,amx-bf16")
+namespace latte::cpu::HWY_NAMESPACE::bf16 {
+
+HWY_INLINE __m512 dot_pairs(__m512 acc, __m512i a, __m512i b) {
+  return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+}
+
+HWY_INLINE __m512i broadcast_pair(const std::uint16_t* pair) {
+  std::int32_t word;
+  std::memcpy(&word, pair, sizeof(word));
+  return _mm512_set1_epi32(word);
+}
+
+// Register blocks of 8 tokens (or rows) x 2 panels: 16 accumulators, 2 operands and a broadcast of 32 registers.
+struct Avx512 {
+  static constexpr std::int32_t kBlock = 8;
+
+  template <std::int32_t panels>
+  HWY_INLINE static void score_block(const Work& w, std::int32_t t, std::int32_t panel) {
+    const KeyTile& tile = w.keys[t / kPanel];
+    const std::uint16_t* k = tile.data + t % kPanel * tile.stride;
+    const std::uint16_t* q = w.s.q + static_cast<std::int64_t>(panel) * w.width * kPanel;
+    const std::int64_t q_panel = static_cast<std::int64_t>(w.width) * kPanel;
+    float* s = w.s.s + (static_cast<std::int64_t>(panel) * kStep + t) * kPanel;
+    __m512 acc[kBlock][panels];
+    for (auto& token : acc)
+      for (__m512& a : token) a = _mm512_setzero_ps();
+    for (std::int32_t c = 0; c < w.width; c += 2) {
+      __m512i query[panels];
+      for (std::int32_t p = 0; p < panels; ++p) query[p] = _mm512_loadu_si512(q + p * q_panel + c * kPanel);
+      HWY_UNROLL(8)
+      for (std::int32_t i = 0; i < kBlock; ++i) {
+        const __m512i key = broadcast_pair(k + i * tile.stride + c);
+        for (std::int32_t p = 0; p < panels; ++p) acc[i][p] = dot_pairs(acc[i][p], query[p], key);
+      }
+    }
+    for (std::int32_t i = 0; i < kBlock; ++i)
+      for (std::int32_t p = 0; p < panels; ++p) _mm512_storeu_ps(s + (p * kStep + i) * kPanel, acc[i][p]);
+  }
+
+  HWY_INLINE static void scores(Work& w, std::int32_t tokens) {
+    for (std::int32_t t = 0; t < tokens; t += kBlock) {
+      w.ahead.lines(kBlock * w.width / kPair);
+      std::int32_t panel = 0;
+      for (; panel + 2 <= w.panels; panel += 2) score_block<2>(w, t, panel);
+      if (panel < w.panels) score_block<1>(w, t, panel);
+    }
+  }
+
+  template <std::int32_t rows, std::int32_t columns>
+  HWY_INLINE static void accumulate_block(const Work& w, std::int32_t row, std::int32_t column, std::int32_t tokens) {
+    const std::int32_t panel = row / kPanel;
+    float* o = w.s.o + w.o_panel(panel, column) + row % kPanel * kPanel;
+    const std::uint16_t* p = w.s.p + static_cast<std::int64_t>(panel) * kPanel * kStep + row % kPanel * kPair;
+    const std::uint16_t* v = w.s.v + column * w.s.v_panel;
+    __m512 acc[rows][columns];
+    for (std::int32_t r = 0; r < rows; ++r)
+      for (std::int32_t c = 0; c < columns; ++c) acc[r][c] = _mm512_loadu_ps(o + (c * kPanel + r) * kPanel);
+    for (std::int32_t t = 0; t < tokens; t += kPair, p += kPanel * kPair)
+      for (std::int32_t pair = 0; pair < kPair; pair += 2) {
+        __m512i value[columns];
+        for (std::int32_t c = 0; c < columns; ++c)
+          value[c] = _mm512_loadu_si512(v + c * w.s.v_panel + (t + pair) * kPanel);
+        HWY_UNROLL(8)
+        for (std::int32_t r = 0; r < rows; ++r) {
+          const __m512i weight = broadcast_pair(p + r * kPair + pair);
+          for (std::int32_t c = 0; c < columns; ++c) acc[r][c] = dot_pairs(acc[r][c], value[c], weight);
+        }
+      }
+    for (std::int32_t r = 0; r < rows; ++r)
+      for (std::int32_t c = 0; c < columns; ++c) _mm512_storeu_ps(o + (c * kPanel + r) * kPanel, acc[r][c]);
+  }
+
+  // Fewer rows than a block get wider blocks, so that there are accumulators enough to hide the latency.
+  template <std::int32_t rows>
+  HWY_INLINE static void accumulate_rows(const Work& w, std::int32_t row, std::int32_t left, std::int32_t tokens) {
+    if constexpr (rows > 0) {
+      if (left < rows) return accumulate_rows<rows - 1>(w, row, left, tokens);
+      constexpr std::int32_t columns = rows > 3 ? 2 : 4;
+      std::int32_t column = 0;
+      for (; column + columns <= w.column_panels; column += columns)
+        accumulate_block<rows, columns>(w, row, column, tokens);
+      for (; column < w.column_panels; ++column) accumulate_block<rows, 1>(w, row, column, tokens);
+    }
+  }
+
+  HWY_INLINE static void accumulate(const Work& w, std::int32_t tokens) {
+    for (std::int32_t row = 0; row < w.rows; row += kBlock) accumulate_rows<kBlock>(w, row, w.rows - row, tokens);
+  }
+};
+
+// Tiles 0-3 accumulate a 2 x 2 block, 4 and 5 hold the row operand, 6 and 7 the column operand: four loads for four
+// products, the fewest that eight tiles allow. The loads come first: with a busy sibling hardware thread there are no
+// spare tiles to rename to, each product then waits for its loads, and this order loses the least
+// (docs/kernels/amx.md).
+struct Amx {
+  struct alignas(64) Config {
+    std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    std::uint16_t row_bytes[16] = {};
+    std::uint8_t rows[16] = {};
+  };
+  static_assert(sizeof(Config) == 64);
+
+  static void enter() {
+    Config config;
+    for (int i = 0; i < 8; ++i) config.row_bytes[i] = 64, config.rows[i] = 16;
+    _tile_loadconfig(&config);
+  }
+  static void leave() { _tile_release(); }
+
+  HWY_INLINE static void scores(Work& w, std::int32_t tokens) {
+    const std::int64_t q_panel = static_cast<std::int64_t>(w.width) * kPanel;
+    // As many lines of the next block as this one has, spread evenly over the products.
+    const std::int32_t lines = static_cast<std::int32_t>(ceil_div(2 * kPanel, ceil_div(w.panels, 2)));
+    for (std::int32_t t = 0; t < tokens; t += 2 * kPanel) {
+      const auto [k0, stride0] = w.keys[t / kPanel];
+      const auto [k1, stride1] = w.keys[t / kPanel + 1];
+      for (std::int32_t panel = 0; panel < w.panels; panel += 2) {
+        const std::uint16_t* q = w.s.q + panel * q_panel;
+        float* s = w.s.s + (static_cast<std::int64_t>(panel) * kStep + t) * kPanel;
+        const bool pair = panel + 1 < w.panels;
+        _tile_zero(0);
+        _tile_zero(2);
+        if (pair) {
+          _tile_zero(1);
+          _tile_zero(3);
+          for (std::int32_t c = 0; c < w.width; c += kPair) {
+            _tile_loadd(4, k0 + c, stride0 * 2);
+            _tile_loadd(5, k1 + c, stride1 * 2);
+            _tile_loadd(6, q + c * kPanel, 64);
+            _tile_loadd(7, q + q_panel + c * kPanel, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(1, 4, 7);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+            w.ahead.lines(lines);
+          }
+          _tile_stored(1, s + kStep * kPanel, 64);
+          _tile_stored(3, s + (kStep + kPanel) * kPanel, 64);
+        } else {
+          for (std::int32_t c = 0; c < w.width; c += kPair) {
+            _tile_loadd(6, q + c * kPanel, 64);
+            _tile_loadd(4, k0 + c, stride0 * 2);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_loadd(5, k1 + c, stride1 * 2);
+            _tile_dpbf16ps(2, 5, 6);
+            w.ahead.lines(lines);
+          }
+        }
+        _tile_stored(0, s, 64);
+        _tile_stored(2, s + kPanel * kPanel, 64);
+      }
+    }
+  }
+
+  HWY_INLINE static void accumulate(const Work& w, std::int32_t tokens) {
+    constexpr std::int32_t kTile = kPanel * kPair;  // elements of one tile of p or v
+    const std::int64_t p_panel = static_cast<std::int64_t>(kPanel) * kStep, o_panel = w.o_panel(1, 0);
+    for (std::int32_t column = 0; column < w.column_panels; column += 2) {
+      for (std::int32_t panel = 0; panel < w.panels; panel += 2) {
+        const std::uint16_t* v = w.s.v + column * w.s.v_panel;
+        const std::uint16_t* p = w.s.p + panel * p_panel;
+        float* o = w.s.o + w.o_panel(panel, column);
+        const bool pair = panel + 1 < w.panels;
+        _tile_loadd(0, o, 64);
+        _tile_loadd(1, o + kPanel * kPanel, 64);
+        if (pair) {
+          _tile_loadd(2, o + o_panel, 64);
+          _tile_loadd(3, o + o_panel + kPanel * kPanel, 64);
+          for (std::int32_t t = 0; t < tokens; t += kPair, v += kTile, p += kTile) {
+            _tile_loadd(4, p, 64);
+            _tile_loadd(5, p + p_panel, 64);
+            _tile_loadd(6, v, 64);
+            _tile_loadd(7, v + w.s.v_panel, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(1, 4, 7);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+          }
+          _tile_stored(2, o + o_panel, 64);
+          _tile_stored(3, o + o_panel + kPanel * kPanel, 64);
+        } else {
+          for (std::int32_t t = 0; t < tokens; t += kPair, v += kTile, p += kTile) {
+            _tile_loadd(4, p, 64);
+            _tile_loadd(6, v, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_loadd(7, v + w.s.v_panel, 64);
+            _tile_dpbf16ps(1, 4, 7);
+          }
+        }
+        _tile_stored(0, o, 64);
+        _tile_stored(1, o + kPanel * kPanel, 64);
+      }
+    }
+  }
+};
+
+HWY_NOINLINE void run_avx512(const Piece& piece) { run_with<Avx512>(piece); }
+HWY_NOINLINE void run_amx(const Piece& piece) { run_with<Amx>(piece); }
+
+// Products on registers alone: the most the units can do.
+HWY_NOINLINE double burn_avx512(double seconds) {
+  constexpr int kChains = 12, kRounds = 4096;
+  __m512 acc[kChains];
+  for (__m512& a : acc) a = _mm512_setzero_ps();
+  const __m512i a = _mm512_set1_epi16(0x3f80), b = _mm512_set1_epi16(0x3c23);
+  const Stopwatch watch;
+  double operations = 0;
+  while (watch.seconds() < seconds) {
+    for (int n = 0; n < kRounds; ++n) {
+      HWY_UNROLL(12)
+      for (int i = 0; i < kChains; ++i) acc[i] = dot_pairs(acc[i], a, b);
+    }
+    operations += 2.0 * 32 * kChains * kRounds;
+  }
+  for (int i = 1; i < kChains; ++i) acc[0] = _mm512_add_ps(acc[0], acc[i]);
+  keep(_mm512_cvtss_f32(acc[0]));
+  return operations;
+}
+
+HWY_NOINLINE double burn_amx(double seconds) {
+  constexpr int kRounds = 2048;
+  alignas(64) std::uint16_t ones[kPanel * kPair];
+  std::fill(std::begin(ones), std::end(ones), std::uint16_t{0x3c23});
+  Amx::enter();
+  _tile_loadd(4, ones, 64);
+  _tile_loadd(5, ones, 64);
+  _tile_loadd(6, ones, 64);
+  _tile_loadd(7, ones, 64);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  const Stopwatch watch;
+  double operations = 0;
+  while (watch.seconds() < seconds) {
+    for (int n = 0; n < kRounds; ++n) {
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+    operations += 2.0 * 4 * kRounds * kPanel * kPanel * kPair;
+  }
+  alignas(64) float out[kPanel * kPanel];
+  _tile_stored(0, out, 64);
+  keep(out[0]);
+  Amx::leave();
+  return operations;
+}
+
+}  // namespace latte::cpu::HWY_NAMESPACE::bf16
+HWY_POP_ATTRIBUTES

@@ -1,0 +1,128 @@
+// Rows of narrow numbers to fp32 and back, for the vector target being compiled.
+#if defined(LATTE_CPU_CONVERT_INL_) == defined(HWY_TARGET_TOGGLE)
+#ifdef LATTE_CPU_CONVERT_INL_
+#undef LATTE_CPU_CONVERT_INL_
+#else
+#define LATTE_CPU_CONVERT_INL_
+#endif
+
+#include <cstring>
+
+#include "hwy/highway.h"
+
+#include "core/codec.hpp"
+#include "cpu/kernel.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace latte::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using F32 = hn::ScalableTag<float>;
+using U32 = hn::ScalableTag<std::uint32_t>;
+using I32 = hn::ScalableTag<std::int32_t>;
+using VF32 = hn::Vec<F32>;
+inline constexpr std::int32_t kLanes = static_cast<std::int32_t>(HWY_LANES(float));
+
+HWY_INLINE VF32 decode_e4m3(hn::Vec<U32> bits) {
+  const U32 du;
+  const F32 d;
+  const auto magnitude = hn::And(bits, hn::Set(du, 0x7fu));
+  const auto normal = hn::BitCast(d, hn::Add(hn::ShiftLeft<20>(magnitude), hn::Set(du, 120u << 23)));
+  const auto small = hn::Mul(hn::ConvertTo(d, hn::BitCast(I32(), magnitude)), hn::Set(d, 0x1p-9f));
+  const auto signed_magnitude = hn::BitCast(I32(), magnitude);
+  auto value = hn::IfThenElse(hn::RebindMask(d, hn::Lt(signed_magnitude, hn::Set(I32(), 8))), small, normal);
+  value = hn::IfThenElse(hn::RebindMask(d, hn::Eq(magnitude, hn::Set(du, 0x7fu))),
+                         hn::BitCast(d, hn::Set(du, 0x7fc00000u)), value);
+  return hn::Or(value, hn::BitCast(d, hn::ShiftLeft<24>(hn::And(bits, hn::Set(du, 0x80u)))));
+}
+
+// kLanes consecutive values of a format, as fp32.
+HWY_INLINE VF32 load_bf16(const std::uint16_t* src) {
+  const hn::Rebind<std::uint16_t, F32> d16;
+  return hn::BitCast(F32(), hn::ShiftLeft<16>(hn::PromoteTo(U32(), hn::LoadU(d16, src))));
+}
+
+HWY_INLINE VF32 load_f16(const std::uint16_t* src) {
+#if HWY_TARGET == HWY_SCALAR
+  return hn::Set(F32(), f16_to_f32(*src));
+#else
+  const hn::Rebind<hwy::float16_t, F32> d16;
+  return hn::PromoteTo(F32(), hn::LoadU(d16, reinterpret_cast<const hwy::float16_t*>(src)));
+#endif
+}
+
+HWY_INLINE VF32 load_e4m3(const std::uint8_t* src) {
+  const hn::Rebind<std::uint8_t, F32> d8;
+  return decode_e4m3(hn::PromoteTo(U32(), hn::LoadU(d8, src)));
+}
+
+// `count` values (a multiple of 16) to fp32.
+HWY_INLINE void to_f32(const std::byte* src, Dtype dtype, std::int32_t count, float* HWY_RESTRICT dst) {
+  const F32 d;
+  const auto* p16 = reinterpret_cast<const std::uint16_t*>(src);
+  const auto* p8 = reinterpret_cast<const std::uint8_t*>(src);
+  switch (dtype) {
+    case Dtype::f32: std::memcpy(dst, src, static_cast<std::size_t>(count) * sizeof(float)); return;
+    case Dtype::bf16:
+      for (std::int32_t i = 0; i < count; i += kLanes) hn::StoreU(load_bf16(p16 + i), d, dst + i);
+      return;
+    case Dtype::f16:
+      for (std::int32_t i = 0; i < count; i += kLanes) hn::StoreU(load_f16(p16 + i), d, dst + i);
+      return;
+    case Dtype::fp8_e4m3:
+    case Dtype::u8:
+      for (std::int32_t i = 0; i < count; i += kLanes) hn::StoreU(load_e4m3(p8 + i), d, dst + i);
+      return;
+  }
+}
+
+// The latent part of one fp8_ds_mla token, scales applied.
+HWY_INLINE void ds_mla_latent_to_f32(const std::byte* token, float* HWY_RESTRICT dst) {
+  const F32 d;
+  for (std::int32_t group = 0; group < kDsMlaGroups; ++group) {
+    float scale;
+    std::memcpy(&scale, token + kDsMlaScaleOffset + group * static_cast<std::int32_t>(sizeof(float)), sizeof(float));
+    const auto* src = reinterpret_cast<const std::uint8_t*>(token) + group * kDsMlaGroup;
+    for (std::int32_t i = 0; i < kDsMlaGroup; i += kLanes)
+      hn::StoreU(hn::Mul(load_e4m3(src + i), hn::Set(d, scale)), d, dst + group * kDsMlaGroup + i);
+  }
+}
+
+// A whole token, latent then rope. fp8_e4m3 stays unscaled: its scale is folded into the scores and the output.
+HWY_INLINE void token_to_f32(const std::byte* token, KvFormat format, std::int32_t latent, std::int32_t rope,
+                             float* HWY_RESTRICT dst) {
+  if (format == KvFormat::fp8_ds_mla) {
+    ds_mla_latent_to_f32(token, dst);
+    to_f32(token + kDsMlaRopeOffset, Dtype::bf16, rope, dst + latent);
+  } else {
+    to_f32(token, kv_element_dtype(format), latent + rope, dst);
+  }
+}
+
+// dst = src * factor in the output's dtype.
+HWY_INLINE void store_scaled(const float* HWY_RESTRICT src, float factor, std::int32_t count, std::byte* dst,
+                             Dtype dtype) {
+  const F32 d;
+  auto* out16 = reinterpret_cast<std::uint16_t*>(dst);
+  if (dtype == Dtype::bf16) {
+    for (std::int32_t i = 0; i < count; ++i) out16[i] = f32_to_bf16(src[i] * factor);
+  } else if (dtype == Dtype::f16) {
+#if HWY_TARGET == HWY_SCALAR
+    for (std::int32_t i = 0; i < count; ++i) out16[i] = f32_to_f16(src[i] * factor);
+#else
+    const hn::Rebind<hwy::float16_t, F32> d16;
+    for (std::int32_t i = 0; i < count; i += kLanes)
+      hn::StoreU(hn::DemoteTo(d16, hn::Mul(hn::LoadU(d, src + i), hn::Set(d, factor))), d16,
+                 reinterpret_cast<hwy::float16_t*>(out16 + i));
+#endif
+  } else {
+    auto* out32 = reinterpret_cast<float*>(dst);
+    for (std::int32_t i = 0; i < count; i += kLanes)
+      hn::StoreU(hn::Mul(hn::LoadU(d, src + i), hn::Set(d, factor)), d, out32 + i);
+  }
+}
+
+}  // namespace latte::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,59 @@
+// Joins normalised partials of one row: out = sum e^(lse_k - L) out_k with L = ln sum e^lse_k, in order of k. A partial
+// that saw nothing (lse = -inf) is not even read.
+#if defined(LATTE_CPU_MERGE_INL_) == defined(HWY_TARGET_TOGGLE)
+#ifdef LATTE_CPU_MERGE_INL_
+#undef LATTE_CPU_MERGE_INL_
+#else
+#define LATTE_CPU_MERGE_INL_
+#endif
+
+#include <algorithm>
+#include <cmath>
+
+#include "hwy/highway.h"
+
+#include "core/softmax_state.hpp"
+#include "cpu/simd/convert-inl.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace latte::cpu::HWY_NAMESPACE {
+
+inline constexpr std::int32_t kMergeColumns = 512;  // columns joined at a time, on the stack
+
+HWY_NOINLINE void merge_row(const MergeRow& row) {
+  const F32 d;
+  float best = kNegInf;
+  for (std::int32_t k = 0; k < row.count; ++k) best = std::max(best, row.lse(row.context, k));
+  float total = 0;
+  if (best != kNegInf)
+    for (std::int32_t k = 0; k < row.count; ++k) total += std::exp(row.lse(row.context, k) - best);
+
+  const float share = total > 0 ? 1.0f / total : 0.0f;
+  const auto out_bytes = static_cast<std::int64_t>(dtype_bytes(row.out_dtype));
+  float joined[kMergeColumns], values[kMergeColumns];
+  for (std::int32_t begin = 0; begin < row.latent; begin += kMergeColumns) {
+    const std::int32_t columns = std::min(kMergeColumns, row.latent - begin);
+    std::fill(joined, joined + columns, 0.0f);
+    for (std::int32_t k = 0; k < row.count; ++k) {
+      const float lse = row.lse(row.context, k);
+      if (lse == kNegInf) continue;
+      const auto weight = hn::Set(d, std::exp(lse - best) * share);
+      const auto [data, dtype] = row.values(row.context, k);
+      const float* src = reinterpret_cast<const float*>(data) + begin;
+      if (dtype != Dtype::f32) {
+        to_f32(data + begin * static_cast<std::int64_t>(dtype_bytes(dtype)), dtype, columns, values);
+        src = values;
+      }
+      for (std::int32_t c = 0; c < columns; c += kLanes)
+        hn::StoreU(hn::MulAdd(weight, hn::LoadU(d, src + c), hn::LoadU(d, joined + c)), d, joined + c);
+    }
+    store_scaled(joined, 1.0f, columns, row.out + begin * out_bytes, row.out_dtype);
+  }
+  // Last: the output may be one of the partials.
+  if (row.lse_out) *row.lse_out = total > 0 ? best + std::log(total) : kNegInf;
+}
+
+}  // namespace latte::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,128 @@
+// Online softmax over a block of scores for kLanes rows at once. Scores lie as S^T: one vector of rows per token, so
+// that maxima and sums need no shuffles and every row keeps its own causal bound.
+#if defined(LATTE_CPU_SOFTMAX_INL_) == defined(HWY_TARGET_TOGGLE)
+#ifdef LATTE_CPU_SOFTMAX_INL_
+#undef LATTE_CPU_SOFTMAX_INL_
+#else
+#define LATTE_CPU_SOFTMAX_INL_
+#endif
+
+#include <limits>
+
+#include "hwy/highway.h"
+
+#include "core/softmax_state.hpp"
+#include "cpu/kernel.hpp"
+#include "cpu/simd/convert-inl.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace latte::cpu::HWY_NAMESPACE {
+
+// 2^x for x <= kMaxLag, by 2^n * p(x - n) with n the nearest integer; p is minimax on [-0.5, 0.5], relative error 2e-9
+// before rounding.
+HWY_INLINE VF32 exp2_vector(VF32 x) {
+  const F32 d;
+  const I32 di;
+  x = hn::Max(x, hn::Set(d, -125.0f));
+  const auto n = hn::NearestInt(x);
+  const auto f = hn::Sub(x, hn::ConvertTo(d, n));
+  auto p = hn::MulAdd(hn::Set(d, 0.00015345811f), f, hn::Set(d, 0.0013399931f));
+  p = hn::MulAdd(p, f, hn::Set(d, 0.0096184891f));
+  p = hn::MulAdd(p, f, hn::Set(d, 0.055503286f));
+  p = hn::MulAdd(p, f, hn::Set(d, 0.24022646f));
+  p = hn::MulAdd(p, f, hn::Set(d, 0.69314718f));
+  p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
+  return hn::BitCast(d, hn::Add(hn::BitCast(di, p), hn::ShiftLeft<23>(n)));
+}
+
+// RowState (core/softmax_state.hpp) of kLanes rows, and the tokens each may see.
+struct PanelState {
+  float* max_log2;
+  float* sum;
+  const std::int32_t* bound;
+};
+
+HWY_INLINE VF32 masked_out(VF32 scores, std::int32_t token, hn::Vec<I32> bound, float fill) {
+  const F32 d;
+  const auto seen = hn::RebindMask(d, hn::Lt(hn::Set(I32(), token), bound));
+  return hn::IfThenElse(seen, scores, hn::Set(d, fill));
+}
+
+// Raises the panel's references for `tokens` new scores (times `scale_log2`) and says, in factor[lane], what sums and
+// outputs accumulated so far must be multiplied with. Returns false when all factors are 1.
+HWY_INLINE bool raise_panel(const float* scores, std::int32_t first, std::int32_t tokens, float scale_log2, bool masked,
+                            const PanelState& state, float* factor) {
+  const F32 d;
+  const auto bound = hn::LoadU(I32(), state.bound);
+  const auto none = hn::Set(d, kNegInf);
+  VF32 best0 = none, best1 = none;
+  std::int32_t t = 0;
+  if (masked) {
+    for (; t < tokens; ++t)
+      best0 = hn::Max(best0, masked_out(hn::LoadU(d, scores + t * kLanes), first + t, bound, kNegInf));
+  } else {
+    for (; t + 2 <= tokens; t += 2) {
+      best0 = hn::Max(best0, hn::LoadU(d, scores + t * kLanes));
+      best1 = hn::Max(best1, hn::LoadU(d, scores + (t + 1) * kLanes));
+    }
+    if (t < tokens) best0 = hn::Max(best0, hn::LoadU(d, scores + t * kLanes));
+  }
+  const auto best = hn::Mul(hn::Max(best0, best1), hn::Set(d, scale_log2));
+  const auto old = hn::LoadU(d, state.max_log2);
+  // An empty row (old = -inf) is raised by anything; otherwise only when the new maximum is kMaxLag above.
+  const auto raise = hn::Gt(best, hn::Add(old, hn::Set(d, kMaxLag)));
+  if (hn::AllFalse(d, raise)) return false;
+  const auto raised = hn::IfThenElse(raise, best, old);
+  const auto empty = hn::Eq(old, none);
+  const auto step = hn::IfThenElse(raise, hn::Sub(old, raised), hn::Zero(d));
+  const auto scale = hn::IfThenElse(empty, hn::Zero(d), exp2_vector(step));
+  const auto kept = hn::IfThenElse(raise, scale, hn::Set(d, 1.0f));
+  hn::StoreU(raised, d, state.max_log2);
+  hn::StoreU(hn::Mul(hn::LoadU(d, state.sum), kept), d, state.sum);
+  hn::StoreU(kept, d, factor);
+  return true;
+}
+
+// The reference to subtract: 0 for rows that have seen nothing, whose probabilities are masked to 0 anyway.
+HWY_INLINE VF32 finite_reference(const PanelState& state) {
+  const F32 d;
+  const auto reference = hn::LoadU(d, state.max_log2);
+  return hn::IfThenElse(hn::Eq(reference, hn::Set(d, kNegInf)), hn::Zero(d), reference);
+}
+
+// Whether any row of the panel has its bound inside [first, first + tokens).
+HWY_INLINE bool needs_mask(const std::int32_t* bound, std::int32_t end) {
+  const I32 di;
+  return !hn::AllFalse(di, hn::Lt(hn::LoadU(di, bound), hn::Set(di, end)));
+}
+
+// What every kernel does with a finished piece's rows: the final output, or a partial for the merge. `row_out` returns
+// the address of a row's accumulated fp32 output; it may gather the row first.
+template <class RowOut>
+HWY_INLINE void finish_rows(const Piece& piece, const float* max_log2, const float* sum, const RowOut& row_out) {
+  const DecodeCall& call = piece.call;
+  const std::int32_t partial = piece.record.partial_row;
+  for (std::int32_t r = 0; r < piece.rows(); ++r) {
+    const RowState state{max_log2[r], sum[r]};
+    const float factor = normalizer(state) * call.value_scale, lse = log_sum_exp(state);
+    if (partial >= 0) {
+      const std::int64_t row = partial + r;
+      store_scaled(row_out(r), factor, call.latent, reinterpret_cast<std::byte*>(piece.partial_out + row * call.latent),
+                   Dtype::f32);
+      piece.partial_lse[row] = lse;
+    } else {
+      const std::int64_t token = piece.token(r), head = piece.head(r);
+      const OutputView& out = call.out;
+      store_scaled(row_out(r), factor, call.latent,
+                   out.out + (token * out.out_token_stride + head * out.out_head_stride) *
+                                 static_cast<std::int64_t>(dtype_bytes(out.dtype)),
+                   out.dtype);
+      if (out.lse) out.lse[token * out.lse_token_stride + head * out.lse_head_stride] = lse;
+    }
+  }
+}
+
+}  // namespace latte::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,128 @@
+#include "cpu/workers.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <fstream>
+#include <mutex>
+#include <sched.h>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace latte::cpu {
+namespace {
+
+// How often a worker looks for the next call before it sleeps: about the gap between two layers of a decode step. With
+// more workers than processors, spinning only takes time from whoever has work.
+constexpr int kSpins = 20000;
+constexpr int kSpinsOversubscribed = 50;
+
+inline void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#endif
+}
+
+// CPUs' worth of quota of this process's control group; 0 = unlimited.
+std::int32_t cgroup_quota() {
+  double quota = 0, period = 0;
+  if (std::ifstream v2("/sys/fs/cgroup/cpu.max"); v2) {
+    std::string text;
+    v2 >> text >> period;
+    quota = text == "max" ? 0 : std::atof(text.c_str());
+  } else {
+    std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_quota_us") >> quota;
+    std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_period_us") >> period;
+  }
+  return quota > 0 && period > 0 ? std::max(1, static_cast<std::int32_t>(quota / period + 0.5)) : 0;
+}
+
+}  // namespace
+
+std::int32_t available_threads() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  std::int32_t threads = sched_getaffinity(0, sizeof(set), &set) == 0
+                             ? CPU_COUNT(&set)
+                             : static_cast<std::int32_t>(std::thread::hardware_concurrency());
+  if (const std::int32_t quota = cgroup_quota(); quota > 0) threads = std::min(threads, quota);
+  return std::max(1, threads);
+}
+
+// A call is published by raising `epoch`; a worker that has done its part raises `done`. Whoever may sleep does so
+// under the mutex, and whoever wakes it passes through the mutex first, so no wake-up is lost.
+struct Workers::State {
+  std::vector<std::thread> threads;
+  std::mutex turn;  // one call at a time
+  int spins = kSpins;
+
+  Task task = nullptr;
+  void* context = nullptr;
+  std::int32_t active = 0;
+  std::atomic<std::uint64_t> epoch{0};
+  std::atomic<std::int32_t> pending{0};
+  std::atomic<bool> stop{false};
+
+  std::mutex sleep;
+  std::condition_variable wake, all_done;
+
+  void loop(std::int32_t worker) {
+    std::uint64_t seen = 0;
+    for (;;) {
+      for (int i = 0; i < spins && epoch.load(std::memory_order_acquire) == seen; ++i) relax();
+      if (epoch.load(std::memory_order_acquire) == seen) {
+        std::unique_lock lock(sleep);
+        wake.wait(lock, [&] { return epoch.load(std::memory_order_acquire) != seen; });
+      }
+      ++seen;
+      if (stop.load(std::memory_order_relaxed)) return;
+      if (worker < active) task(context, worker);
+      if (pending.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+        { std::lock_guard lock(sleep); }
+        all_done.notify_one();
+      }
+    }
+  }
+
+  void publish() {
+    epoch.fetch_add(1, std::memory_order_release);
+    { std::lock_guard lock(sleep); }
+    wake.notify_all();
+  }
+};
+
+Workers::Workers(std::int32_t count) : state_(std::make_unique<State>()) {
+  if (count > available_threads()) state_->spins = kSpinsOversubscribed;
+  for (std::int32_t w = 1; w < count; ++w) state_->threads.emplace_back([state = state_.get(), w] { state->loop(w); });
+}
+
+Workers::~Workers() {
+  state_->stop.store(true, std::memory_order_relaxed);
+  state_->publish();
+  for (std::thread& thread : state_->threads) thread.join();
+}
+
+std::int32_t Workers::count() const { return static_cast<std::int32_t>(state_->threads.size()) + 1; }
+
+void Workers::run(std::int32_t active, Task task, void* context) {
+  State& s = *state_;
+  if (active <= 0) return;
+  std::lock_guard turn(s.turn);
+  if (active > 1) {
+    s.task = task;
+    s.context = context;
+    s.active = active;
+    s.pending.store(static_cast<std::int32_t>(s.threads.size()), std::memory_order_relaxed);
+    s.publish();
+  }
+  task(context, 0);
+  if (active <= 1) return;
+  for (int i = 0; i < s.spins && s.pending.load(std::memory_order_acquire) > 0; ++i) relax();
+  if (s.pending.load(std::memory_order_acquire) == 0) return;
+  std::unique_lock lock(s.sleep);
+  s.all_done.wait(lock, [&] { return s.pending.load(std::memory_order_acquire) == 0; });
+}
+
+}  // namespace latte::cpu

@@ -1,0 +1,31 @@
+// Resident worker threads. run() hands every worker the same task and returns when all are done; no thread is made and
+// nothing is allocated per call. The calling thread is worker 0.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+namespace latte::cpu {
+
+// Hardware threads this process may use: the affinity mask, cut by the cgroup's CPU quota (v1 and v2).
+std::int32_t available_threads();
+
+class Workers {
+ public:
+  using Task = void (*)(void* context, std::int32_t worker);
+
+  explicit Workers(std::int32_t count);
+  ~Workers();
+  Workers(const Workers&) = delete;
+  Workers& operator=(const Workers&) = delete;
+
+  std::int32_t count() const;
+  // Calls task(context, w) for w in [0, active), active <= count(). Concurrent callers take turns.
+  void run(std::int32_t active, Task task, void* context);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace latte::cpu
