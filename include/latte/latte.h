@@ -1,0 +1,383 @@
+/* latte's C interface: everything a binding needs. C99.
+ *
+ * Structs. Every struct that may grow begins with `size`, which the caller sets to sizeof of its own declaration (the
+ * LATTE_*_INIT macros and latte_*_init functions do, and set the defaults). A caller built against an older header
+ * passes a smaller size: what is missing takes its default. A newer caller's larger struct is taken if what this
+ * library does not know is all zero. In structs that the library fills, it writes no more than `size` bytes.
+ * latte_tensor and latte_partial lie in arrays and in other structs and will never change.
+ *
+ * Errors. Every call returns a latte_code and, where `error` is not NULL, fills it in: which field, what was expected,
+ * what came. Nothing throws, prints, or ends the process. On an error no output is touched.
+ *
+ * Handles. One thread at a time per builder slot; everything else may be shared between threads. Strings that the
+ * library returns live as long as the handle they were asked from. */
+#ifndef LATTE_LATTE_H
+#define LATTE_LATTE_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__GNUC__)
+#define LATTE_API __attribute__((visibility("default")))
+#else
+#define LATTE_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- codes and enums; all travel as int32_t ---- */
+
+typedef int32_t latte_code;
+enum {
+  LATTE_OK = 0,
+  LATTE_INVALID_ARGUMENT = 1, /* a field's value, shape, stride or dtype is wrong */
+  LATTE_OUT_OF_LIMITS = 2,    /* valid in itself, but above the limits the buffers were sized for */
+  LATTE_UNSUPPORTED = 3,      /* correct, but this backend or build cannot do it */
+  LATTE_STALE_METADATA = 4,   /* the slot was built again after this metadata was made */
+  LATTE_MISSING_ARGUMENT = 5, /* a required field is empty, or only some of a group was given */
+  LATTE_CORRUPT_PLAN = 6,     /* a plan that does not describe its own batch */
+  LATTE_OUT_OF_MEMORY = 7,    /* the operating system gave no memory */
+  LATTE_INTERNAL = 8          /* a defect of latte: please report it */
+};
+
+enum { LATTE_F32 = 0, LATTE_BF16 = 1, LATTE_F16 = 2, LATTE_FP8_E4M3 = 3, LATTE_U8 = 4 };
+enum { LATTE_KV_BF16 = 0, LATTE_KV_F16 = 1, LATTE_KV_F32 = 2, LATTE_KV_FP8_E4M3 = 3, LATTE_KV_FP8_DS_MLA = 4 };
+enum { LATTE_MASK_CAUSAL = 0, LATTE_MASK_NONE = 1 };
+enum { LATTE_POLICY_BALANCED = 0, LATTE_POLICY_UNIFORM = 1, LATTE_POLICY_BATCH_INVARIANT = 2 };
+
+typedef struct latte_error {
+  uint32_t size;
+  latte_code code;
+  char field[64];
+  char expected[160];
+  char got[160];
+} latte_error;
+#define LATTE_ERROR_INIT                           \
+  {                                                \
+    sizeof(latte_error), LATTE_OK, {0}, {0}, { 0 } \
+  }
+
+LATTE_API const char* latte_version(void);
+LATTE_API const char* latte_code_name(latte_code code);
+
+/* ---- backend: the machine and its resident worker threads ---- */
+
+typedef struct latte_backend latte_backend;
+
+typedef struct latte_backend_options {
+  uint32_t size;
+  int32_t threads;    /* 0 = what the affinity mask and the cgroup allow */
+  const char* name;   /* NULL = "cpu" */
+  const char* kernel; /* NULL = "auto", or the name of one */
+} latte_backend_options;
+#define LATTE_BACKEND_OPTIONS_INIT \
+  { sizeof(latte_backend_options), 0, NULL, NULL }
+
+typedef struct latte_machine_info {
+  uint32_t size;
+  int32_t threads;
+  const char* backend;
+  const char* cpu;
+  const char* features;
+  int32_t kernel_count;
+  int32_t reserved;
+} latte_machine_info;
+#define LATTE_MACHINE_INFO_INIT \
+  { sizeof(latte_machine_info), 0, NULL, NULL, NULL, 0, 0 }
+
+typedef struct latte_kernel_info {
+  uint32_t size;
+  int32_t usable;
+  const char* name;
+  const char* reason; /* why not usable */
+  const char* serves;
+} latte_kernel_info;
+#define LATTE_KERNEL_INFO_INIT \
+  { sizeof(latte_kernel_info), 0, NULL, NULL, NULL }
+
+typedef struct latte_ceilings {
+  uint32_t size;
+  int32_t reserved;
+  double read_gbps;
+  double tflops;
+} latte_ceilings;
+#define LATTE_CEILINGS_INIT \
+  { sizeof(latte_ceilings), 0, 0.0, 0.0 }
+
+/* options may be NULL. */
+LATTE_API latte_code latte_backend_open(const latte_backend_options* options, latte_backend** backend,
+                                        latte_error* error);
+/* Builders made on the backend stay valid. NULL is fine. */
+LATTE_API latte_code latte_backend_close(latte_backend* backend, latte_error* error);
+LATTE_API latte_code latte_backend_info(const latte_backend* backend, latte_machine_info* info, latte_error* error);
+/* index in [0, kernel_count), best first. */
+LATTE_API latte_code latte_backend_kernel(const latte_backend* backend, int32_t index, latte_kernel_info* info,
+                                          latte_error* error);
+/* Runs for about a second on the backend's threads. */
+LATTE_API latte_code latte_backend_measure_ceilings(const latte_backend* backend, const char* kernel,
+                                                    latte_ceilings* ceilings, latte_error* error);
+
+/* ---- what stays the same from step to step ---- */
+
+typedef struct latte_problem {
+  uint32_t size;
+  int32_t heads; /* query heads on this rank */
+  int32_t latent;
+  int32_t rope;
+  int32_t q_dtype;
+  int32_t out_dtype;
+  int32_t kv_format;
+  int32_t page_size; /* tokens a page */
+  int32_t mask;
+  int32_t reserved;
+} latte_problem;
+#define LATTE_PROBLEM_INIT \
+  { sizeof(latte_problem), 0, 512, 64, LATTE_BF16, LATTE_BF16, LATTE_KV_BF16, 64, LATTE_MASK_CAUSAL, 0 }
+
+typedef struct latte_limits {
+  uint32_t size;
+  int32_t max_requests;
+  int32_t max_query_tokens;       /* of one request */
+  int32_t max_total_query_tokens; /* of a step; 0 = max_requests * max_query_tokens */
+  int64_t max_total_kv_tokens;    /* of a step; 0 = max_requests * max_kv_tokens */
+  int32_t max_kv_tokens;          /* of one request */
+  int32_t workers;                /* 0 = all the backend has */
+} latte_limits;
+#define LATTE_LIMITS_INIT \
+  { sizeof(latte_limits), 0, 1, 0, 0, 0, 0 }
+
+typedef struct latte_support {
+  uint32_t size;
+  int32_t supported;
+  char kernel[32];  /* that would run, when supported */
+  char reason[248]; /* why not, when not */
+} latte_support;
+#define LATTE_SUPPORT_INIT               \
+  {                                      \
+    sizeof(latte_support), 0, {0}, { 0 } \
+  }
+
+/* LATTE_OK whenever the question was answered, with yes or no. */
+LATTE_API latte_code latte_backend_supports(const latte_backend* backend, const latte_problem* problem,
+                                            latte_support* support, latte_error* error);
+
+typedef struct latte_support_row {
+  uint32_t size;
+  int32_t reserved;
+  const char* feature; /* these live for ever */
+  const char* cpu;
+  const char* cuda;
+} latte_support_row;
+#define LATTE_SUPPORT_ROW_INIT \
+  { sizeof(latte_support_row), 0, NULL, NULL, NULL }
+
+/* The support table of this build, row by row. */
+LATTE_API latte_code latte_support_table_rows(int32_t* count, latte_error* error);
+LATTE_API latte_code latte_support_table_row(int32_t index, latte_support_row* row, latte_error* error);
+
+/* ---- planning a step ---- */
+
+typedef struct latte_builder latte_builder;
+
+typedef struct latte_builder_options {
+  uint32_t size;
+  int32_t policy;
+  int32_t policy_n; /* uniform: splits of every tile; batch_invariant: KV tokens a chunk, 0 = the kernel's choice */
+  int32_t slots;    /* steps in flight at once; each has its own plan and workspace */
+  int32_t own_workspace; /* 0: the caller passes one to latte_decode */
+  int32_t reserved;
+} latte_builder_options;
+#define LATTE_BUILDER_OPTIONS_INIT \
+  { sizeof(latte_builder_options), LATTE_POLICY_BALANCED, 0, 1, 1, 0 }
+
+typedef struct latte_builder_info {
+  uint32_t size;
+  int32_t heads;
+  int32_t row_tile; /* most query rows (tokens * heads) a tile holds */
+  int32_t kv_block; /* KV ranges are multiples of this, except at the end */
+  int32_t workers;
+  int32_t policy_n; /* with the kernel's choice filled in */
+  const char* kernel;
+  uint64_t workspace_bytes; /* of one slot, to be aligned to 64 bytes */
+  int64_t max_tiles;        /* upper bounds that the limits give */
+  int64_t max_records;
+  int64_t max_partials;
+  int64_t max_partial_rows;
+  int64_t max_plan_words;
+} latte_builder_info;
+#define LATTE_BUILDER_INFO_INIT \
+  { sizeof(latte_builder_info), 0, 0, 0, 0, 0, NULL, 0, 0, 0, 0, 0, 0 }
+
+/* The lengths of one step; they are copied. */
+typedef struct latte_lengths {
+  uint32_t size;
+  uint32_t reserved;
+  const int32_t* seq_lens; /* [B] KV tokens, this step's query tokens included */
+  int64_t seq_lens_count;
+  const int32_t* query_start; /* [B + 1] prefix sums of the query lengths */
+  int64_t query_start_count;
+  const int32_t*
+      visible; /* optional, [query_start[B]]: query token t sees the first visible[t] tokens; replaces mask */
+  int64_t visible_count;
+} latte_lengths;
+#define LATTE_LENGTHS_INIT \
+  { sizeof(latte_lengths), 0, NULL, 0, NULL, 0, NULL, 0 }
+
+/* A planned step, by value. Valid until its slot is built again and while the builder lives. */
+typedef struct latte_metadata {
+  uint32_t size;
+  uint32_t reserved;
+  void* slot;
+  uint64_t generation;
+} latte_metadata;
+#define LATTE_METADATA_INIT \
+  { sizeof(latte_metadata), 0, NULL, 0 }
+
+/* The six arrays of a plan, as int32 values in the slot's buffer; counts are in rows of the shape named. */
+typedef struct latte_plan {
+  uint32_t size;
+  int32_t workers;
+  const int32_t* work_meta_data; /* [count]: counts and offsets, in the order of MetaField in latte/plan.hpp */
+  int64_t work_meta_data_count;
+  const int32_t* work_indptr; /* [workers + 1] */
+  int64_t work_indptr_count;
+  const int32_t* work_info_set; /* [count, 8]: request, partial row or -1, rows, KV range, tokens behind, tile */
+  int64_t work_info_set_count;
+  const int32_t* reduce_indptr; /* [tiles + 1] */
+  int64_t reduce_indptr_count;
+  const int32_t* reduce_final_map; /* [tiles, 2] */
+  int64_t reduce_final_map_count;
+  const int32_t* reduce_partial_map; /* [partials] */
+  int64_t reduce_partial_map_count;
+  int64_t makespan_ticks; /* estimated */
+} latte_plan;
+#define LATTE_PLAN_INIT \
+  { sizeof(latte_plan), 0, NULL, 0, NULL, 0, NULL, 0, NULL, 0, NULL, 0, NULL, 0, 0 }
+
+/* options may be NULL. */
+LATTE_API latte_code latte_builder_create(const latte_backend* backend, const latte_problem* problem,
+                                          const latte_limits* limits, const latte_builder_options* options,
+                                          latte_builder** builder, latte_error* error);
+/* NULL is fine. */
+LATTE_API latte_code latte_builder_destroy(latte_builder* builder, latte_error* error);
+LATTE_API latte_code latte_builder_get_info(const latte_builder* builder, latte_builder_info* info, latte_error* error);
+/* Allocates nothing unless it fails; a failed build leaves the slot's last step valid. */
+LATTE_API latte_code latte_builder_build(latte_builder* builder, int32_t slot, const latte_lengths* lengths,
+                                         latte_metadata* metadata, latte_error* error);
+LATTE_API latte_code latte_metadata_plan(const latte_metadata* metadata, latte_plan* plan, latte_error* error);
+
+/* ---- tensors and operations ---- */
+
+/* Strides count elements. A tensor whose data is NULL and whose rank is 0 was not given. */
+typedef struct latte_tensor {
+  void* data;
+  int32_t dtype;
+  int32_t rank;
+  int64_t shape[4];
+  int64_t stride[4];
+} latte_tensor;
+
+/* Row-major without gaps. A rank outside 1 .. 4 is kept, for the call that gets the tensor to complain about. */
+static inline latte_tensor latte_dense(const void* data, int32_t dtype, int32_t rank, const int64_t* shape) {
+  latte_tensor tensor;
+  int64_t stride = 1;
+  int32_t axis;
+  memset(&tensor, 0, sizeof tensor);
+  memcpy(&tensor.data, &data, sizeof data); /* inputs and outputs share this struct */
+  tensor.dtype = dtype;
+  tensor.rank = rank;
+  for (axis = rank - 1; axis >= 0 && rank <= 4; --axis) {
+    tensor.shape[axis] = shape[axis];
+    tensor.stride[axis] = stride;
+    stride *= shape[axis];
+  }
+  return tensor;
+}
+
+typedef struct latte_decode_args {
+  uint32_t size;
+  float scale;
+  latte_tensor q; /* [T, H, latent + rope], or the pair */
+  latte_tensor q_nope;
+  latte_tensor q_pe;
+  latte_tensor kv_cache; /* [pages, page_size, W] */
+  latte_tensor out;      /* [T, H, latent] */
+  latte_tensor lse;      /* optional, fp32 [T, H] */
+  /* A block table or the pair page_indptr, page_indices. */
+  const int32_t* block_table; /* [B, max_pages] */
+  int64_t block_table_stride; /* elements between rows */
+  int64_t max_pages;
+  const int32_t* page_indptr; /* [B + 1] */
+  int64_t page_indptr_count;
+  const int32_t* page_indices;
+  int64_t page_indices_count;
+  void* workspace; /* NULL = the slot's own */
+  uint64_t workspace_bytes;
+  float q_scale;             /* fp8 q only */
+  float kv_scale;            /* fp8_e4m3 cache only */
+  const float* q_scale_ptr;  /* read at run time instead of q_scale */
+  const float* kv_scale_ptr; /* read at run time instead of kv_scale */
+} latte_decode_args;
+/* Inline, so that it makes the struct the caller was compiled with: all zero but for the size and the fp8 scales, 1. */
+static inline latte_decode_args latte_decode_args_init(void) {
+  latte_decode_args args;
+  memset(&args, 0, sizeof args);
+  args.size = sizeof args;
+  args.q_scale = 1.0f;
+  args.kv_scale = 1.0f;
+  return args;
+}
+
+/* Writes every element of out and lse for rows [0, query_start[B]) and nothing else. */
+LATTE_API latte_code latte_decode(const latte_metadata* metadata, const latte_decode_args* args, latte_error* error);
+
+typedef struct latte_partial {
+  latte_tensor out; /* [T, H, latent], normalised */
+  latte_tensor lse; /* fp32 [T, H]; -inf = saw nothing */
+} latte_partial;
+
+typedef struct latte_merge_args {
+  uint32_t size;
+  int32_t partial_count;
+  const latte_partial* partials;
+  latte_tensor out; /* may be one of the partials' own */
+  latte_tensor lse; /* optional */
+} latte_merge_args;
+static inline latte_merge_args latte_merge_args_init(void) {
+  latte_merge_args args;
+  memset(&args, 0, sizeof args);
+  args.size = sizeof args;
+  return args;
+}
+
+LATTE_API latte_code latte_merge(const latte_backend* backend, const latte_merge_args* args, latte_error* error);
+
+typedef struct latte_write_kv_args {
+  uint32_t size;
+  int32_t kv_format;
+  latte_tensor kv_c;           /* [N, latent] */
+  latte_tensor k_pe;           /* [N, rope] */
+  latte_tensor kv_cache;       /* [pages, page_size, W] */
+  const int64_t* slot_mapping; /* [N]: page * page_size + position; negative = skip */
+  int64_t slot_mapping_count;
+  float kv_scale; /* fp8_e4m3: stored = value / kv_scale */
+  int32_t reserved;
+} latte_write_kv_args;
+static inline latte_write_kv_args latte_write_kv_args_init(void) {
+  latte_write_kv_args args;
+  memset(&args, 0, sizeof args);
+  args.size = sizeof args;
+  args.kv_scale = 1.0f;
+  return args;
+}
+
+LATTE_API latte_code latte_write_kv(const latte_backend* backend, const latte_write_kv_args* args, latte_error* error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,115 @@
+// What the C functions share: the wall that no exception passes, versioned structs, and conversions.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <span>
+#include <string>
+
+#include "backend/errors.hpp"
+#include "latte/decode.hpp"
+#include "latte/latte.h"
+#include "latte/ops.hpp"
+
+struct latte_backend {
+  latte::Backend backend;
+  latte::MachineInfo info;  // owns the strings that the C side sees
+};
+
+struct latte_builder {
+  latte::MetadataBuilder builder;
+};
+
+namespace latte::c_abi {
+
+// A size beyond this is not a future struct but memory nobody set.
+inline constexpr std::uint32_t kMaxStructBytes = 4096;
+
+void fill_error(latte_error* error, Code code, const char* field, const char* expected, const char* got) noexcept;
+latte_code report(const Status& status, latte_error* error) noexcept;
+
+// Runs `body` (returning a Status) and turns whatever happens into a code.
+template <class Body>
+latte_code guarded(latte_error* error, Body body) noexcept {
+  try {
+    return report(body(), error);
+  } catch (const std::bad_alloc&) {
+    fill_error(error, Code::out_of_memory, "memory", "an allocation to succeed", "std::bad_alloc");
+    return LATTE_OUT_OF_MEMORY;
+  } catch (const std::exception& exception) {
+    fill_error(error, Code::internal, "latte", "no exception", exception.what());
+    return LATTE_INTERNAL;
+  } catch (...) {
+    fill_error(error, Code::internal, "latte", "no exception", "one of unknown type");
+    return LATTE_INTERNAL;
+  }
+}
+
+// Fields are naturally aligned and structs padded to 8 bytes, so a size that is a multiple of 8 cuts no field in two.
+Status check_size(const char* name, std::uint32_t size, std::size_t least);
+
+template <class T>
+Status check_struct(const T* given, const char* name, std::size_t least) {
+  static_assert(sizeof(T) % 8 == 0 && offsetof(T, size) == 0 && sizeof(T) <= kMaxStructBytes);
+  if (given == nullptr) return backend::missing(name, "a struct", "null");
+  return check_size(name, given->size, least);
+}
+
+// Copies what the caller's struct has over `full`, which comes with the defaults. `least`: bytes without which the
+// struct says nothing.
+template <class T>
+Status read_struct(const T* given, const char* name, std::size_t least, T& full) {
+  LATTE_RETURN_IF_ERROR(check_struct(given, name, least));
+  const std::size_t size = given->size;
+  const auto* bytes = reinterpret_cast<const unsigned char*>(given);
+  if (std::any_of(bytes + std::min(size, sizeof(T)), bytes + size, [](unsigned char byte) { return byte != 0; }))
+    return backend::unsupported(
+        std::string(name) + ".size",
+        "fields that this version knows (up to " + backend::text(sizeof(T)) + " bytes), or zeros",
+        backend::text(size) + " bytes");
+  std::memcpy(&full, given, std::min(size, sizeof(T)));
+  return {};
+}
+
+// Writes as much of `full` as the caller's struct has room for. Call check_struct first.
+template <class T>
+void write_struct(T full, T* target) {
+  full.size = target->size;
+  std::memcpy(target, &full, std::min<std::size_t>(full.size, sizeof(T)));
+  if (full.size > sizeof(T)) std::memset(reinterpret_cast<char*>(target) + sizeof(T), 0, full.size - sizeof(T));
+}
+
+template <class T>
+Status read_span(const T* data, std::int64_t count, const char* field, std::span<const T>& span) {
+  if (count < 0) return backend::invalid(field, "a count >= 0", backend::text(count));
+  if (data == nullptr && count > 0) return backend::missing(field, "a pointer", "null");
+  if (data != nullptr) span = {data, static_cast<std::size_t>(count)};
+  return {};
+}
+
+// `last` is the enum's last value. The range is checked before the cast: 256 must not become 0.
+template <class Enum>
+Status read_enum(std::int32_t value, Enum last, const char* field, Enum& out) {
+  if (value < 0 || value > static_cast<std::int32_t>(last))
+    return backend::invalid(field, "0 .. " + backend::text(static_cast<std::int32_t>(last)), backend::text(value));
+  out = static_cast<Enum>(value);
+  return {};
+}
+
+Status need_backend(const latte_backend* handle);
+Status read_tensor(const latte_tensor& tensor, const char* field, TensorView& view);
+Status read_problem(const latte_problem* given, DecodeProblem& problem);
+
+// Copies text into a fixed array, cut to fit, always terminated.
+template <std::size_t N>
+void copy_text(const std::string& text, char (&target)[N]) {
+  const std::size_t length = std::min(text.size(), N - 1);
+  std::memcpy(target, text.data(), length);
+  target[length] = '\0';
+}
+
+}  // namespace latte::c_abi

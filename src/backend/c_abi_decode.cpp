@@ -1,0 +1,243 @@
+#include <memory>
+#include <vector>
+
+#include "backend/builder.hpp"
+#include "backend/c_abi.hpp"
+
+namespace latte::c_abi {
+namespace {
+
+Status read_limits(const latte_limits* given, Limits& limits) {
+  latte_limits full = LATTE_LIMITS_INIT;
+  LATTE_RETURN_IF_ERROR(read_struct(given, "limits", sizeof(latte_limits), full));
+  limits = {.max_requests = full.max_requests,
+            .max_query_tokens = full.max_query_tokens,
+            .max_total_query_tokens = full.max_total_query_tokens,
+            .max_kv_tokens = full.max_kv_tokens,
+            .max_total_kv_tokens = full.max_total_kv_tokens,
+            .workers = full.workers};
+  return {};
+}
+
+Status read_options(const latte_builder_options* given, BuilderOptions& options) {
+  latte_builder_options full = LATTE_BUILDER_OPTIONS_INIT;
+  if (given != nullptr)
+    LATTE_RETURN_IF_ERROR(read_struct(given, "options", offsetof(latte_builder_options, policy_n), full));
+  LATTE_RETURN_IF_ERROR(read_enum(full.policy, PolicyKind::batch_invariant, "policy.kind", options.policy.kind));
+  options.policy.n = full.policy_n;
+  options.slots = full.slots;
+  options.own_workspace = full.own_workspace != 0;
+  return {};
+}
+
+Status read_lengths(const latte_lengths* given, StepLengths& lengths) {
+  latte_lengths full = LATTE_LENGTHS_INIT;
+  LATTE_RETURN_IF_ERROR(read_struct(given, "lengths", offsetof(latte_lengths, visible), full));
+  LATTE_RETURN_IF_ERROR(read_span(full.seq_lens, full.seq_lens_count, "seq_lens", lengths.seq_lens));
+  LATTE_RETURN_IF_ERROR(read_span(full.query_start, full.query_start_count, "query_start", lengths.query_start));
+  return read_span(full.visible, full.visible_count, "visible", lengths.visible);
+}
+
+Status read_metadata(const latte_metadata* given, DecodeMetadata& metadata) {
+  latte_metadata full = LATTE_METADATA_INIT;
+  LATTE_RETURN_IF_ERROR(read_struct(given, "metadata", sizeof(latte_metadata), full));
+  metadata = backend::Builder::metadata_of(static_cast<backend::Slot*>(full.slot), full.generation);
+  return {};
+}
+
+Status read_input(const latte_tensor& tensor, const char* field, ConstTensorView& view) {
+  TensorView any;
+  LATTE_RETURN_IF_ERROR(read_tensor(tensor, field, any));
+  view = any;
+  return {};
+}
+
+Status read_decode_args(const latte_decode_args* given, DecodeArgs& args) {
+  latte_decode_args full = latte_decode_args_init();
+  LATTE_RETURN_IF_ERROR(read_struct(given, "args", offsetof(latte_decode_args, workspace), full));
+  LATTE_RETURN_IF_ERROR(read_input(full.q, "q", args.q));
+  LATTE_RETURN_IF_ERROR(read_input(full.q_nope, "q_nope", args.q_nope));
+  LATTE_RETURN_IF_ERROR(read_input(full.q_pe, "q_pe", args.q_pe));
+  LATTE_RETURN_IF_ERROR(read_input(full.kv_cache, "kv_cache", args.kv_cache));
+  LATTE_RETURN_IF_ERROR(read_tensor(full.out, "out", args.out));
+  LATTE_RETURN_IF_ERROR(read_tensor(full.lse, "lse", args.lse));
+  args.pages.block_table = full.block_table;
+  args.pages.block_table_stride = full.block_table_stride;
+  args.pages.max_pages = full.max_pages;
+  LATTE_RETURN_IF_ERROR(
+      read_span(full.page_indptr, full.page_indptr_count, "pages.page_indptr", args.pages.page_indptr));
+  LATTE_RETURN_IF_ERROR(
+      read_span(full.page_indices, full.page_indices_count, "pages.page_indices", args.pages.page_indices));
+  if (full.workspace == nullptr && full.workspace_bytes > 0) return backend::missing("workspace", "a pointer", "null");
+  if (full.workspace != nullptr && full.workspace_bytes == 0)
+    return backend::invalid("workspace", "its size in workspace_bytes", "0 bytes");
+  args.workspace = {static_cast<std::byte*>(full.workspace), static_cast<std::size_t>(full.workspace_bytes)};
+  args.scale = full.scale;
+  args.q_scale = full.q_scale;
+  args.kv_scale = full.kv_scale;
+  args.q_scale_ptr = full.q_scale_ptr;
+  args.kv_scale_ptr = full.kv_scale_ptr;
+  return {};
+}
+
+Status need_builder(const latte_builder* builder) {
+  return builder != nullptr ? Status() : backend::missing("builder", "a builder", "null");
+}
+
+template <class T>
+const std::int32_t* words(std::span<const T> values) {
+  return reinterpret_cast<const std::int32_t*>(values.data());
+}
+
+template <class T>
+std::int64_t count(std::span<const T> values) {
+  return static_cast<std::int64_t>(values.size());
+}
+
+}  // namespace
+}  // namespace latte::c_abi
+
+using namespace latte;
+using namespace latte::c_abi;
+
+extern "C" {
+
+latte_code latte_builder_create(const latte_backend* backend, const latte_problem* problem, const latte_limits* limits,
+                                const latte_builder_options* options, latte_builder** builder, latte_error* error) {
+  return guarded(error, [&]() -> Status {
+    if (builder == nullptr) return backend::missing("builder", "where to put the handle", "null");
+    *builder = nullptr;
+    LATTE_RETURN_IF_ERROR(need_backend(backend));
+    DecodeProblem wanted;
+    Limits bounds;
+    BuilderOptions how;
+    LATTE_RETURN_IF_ERROR(read_problem(problem, wanted));
+    LATTE_RETURN_IF_ERROR(read_limits(limits, bounds));
+    LATTE_RETURN_IF_ERROR(read_options(options, how));
+    auto created = MetadataBuilder::create(backend->backend, wanted, bounds, how);
+    if (!created.ok()) return created.status();
+    *builder = std::make_unique<latte_builder>(latte_builder{std::move(*created)}).release();
+    return {};
+  });
+}
+
+latte_code latte_builder_destroy(latte_builder* builder, latte_error* error) {
+  return guarded(error, [&]() -> Status {
+    delete builder;
+    return {};
+  });
+}
+
+latte_code latte_builder_get_info(const latte_builder* builder, latte_builder_info* info, latte_error* error) {
+  return guarded(error, [&]() -> Status {
+    LATTE_RETURN_IF_ERROR(need_builder(builder));
+    LATTE_RETURN_IF_ERROR(check_struct(info, "info", offsetof(latte_builder_info, row_tile)));
+    const PlanConfig& config = builder->builder.plan_config();
+    const PlanSizes& sizes = builder->builder.plan_sizes();
+    write_struct({.size = 0,
+                  .heads = config.heads,
+                  .row_tile = config.row_tile,
+                  .kv_block = config.kv_block,
+                  .workers = config.workers,
+                  .policy_n = config.policy.n,
+                  .kernel = builder->builder.kernel(),
+                  .workspace_bytes = builder->builder.workspace_bytes(),
+                  .max_tiles = sizes.tiles,
+                  .max_records = sizes.records,
+                  .max_partials = sizes.partials,
+                  .max_partial_rows = sizes.partial_rows,
+                  .max_plan_words = sizes.words},
+                 info);
+    return {};
+  });
+}
+
+latte_code latte_builder_build(latte_builder* builder, int32_t slot, const latte_lengths* lengths,
+                               latte_metadata* metadata, latte_error* error) {
+  return guarded(error, [&]() -> Status {
+    LATTE_RETURN_IF_ERROR(need_builder(builder));
+    LATTE_RETURN_IF_ERROR(check_struct(metadata, "metadata", sizeof(latte_metadata)));
+    StepLengths step;
+    LATTE_RETURN_IF_ERROR(read_lengths(lengths, step));
+    const auto built = builder->builder.build(slot, step);
+    if (!built.ok()) return built.status();
+    write_struct(
+        {.size = 0, .reserved = 0, .slot = backend::Builder::slot_of(*built), .generation = built->generation()},
+        metadata);
+    return {};
+  });
+}
+
+latte_code latte_metadata_plan(const latte_metadata* metadata, latte_plan* plan, latte_error* error) {
+  return guarded(error, [&]() -> Status {
+    DecodeMetadata step;
+    LATTE_RETURN_IF_ERROR(read_metadata(metadata, step));
+    LATTE_RETURN_IF_ERROR(backend::check_current(step));
+    LATTE_RETURN_IF_ERROR(check_struct(plan, "plan", offsetof(latte_plan, work_meta_data)));
+    const Plan& made = step.plan();
+    write_struct({.size = 0,
+                  .workers = made.workers(),
+                  .work_meta_data = words(made.work_meta_data),
+                  .work_meta_data_count = count(made.work_meta_data),
+                  .work_indptr = words(made.work_indptr),
+                  .work_indptr_count = count(made.work_indptr),
+                  .work_info_set = words(made.work_info_set),
+                  .work_info_set_count = count(made.work_info_set),
+                  .reduce_indptr = words(made.reduce_indptr),
+                  .reduce_indptr_count = count(made.reduce_indptr),
+                  .reduce_final_map = words(made.reduce_final_map),
+                  .reduce_final_map_count = count(made.reduce_final_map),
+                  .reduce_partial_map = words(made.reduce_partial_map),
+                  .reduce_partial_map_count = count(made.reduce_partial_map),
+                  .makespan_ticks = made.makespan_ticks()},
+                 plan);
+    return {};
+  });
+}
+
+latte_code latte_decode(const latte_metadata* metadata, const latte_decode_args* args, latte_error* error) {
+  return guarded(error, [&]() -> Status {
+    DecodeMetadata step;
+    DecodeArgs call;
+    LATTE_RETURN_IF_ERROR(read_metadata(metadata, step));
+    LATTE_RETURN_IF_ERROR(read_decode_args(args, call));
+    return decode(step, call);
+  });
+}
+
+latte_code latte_merge(const latte_backend* backend, const latte_merge_args* args, latte_error* error) {
+  return guarded(error, [&]() -> Status {
+    LATTE_RETURN_IF_ERROR(need_backend(backend));
+    latte_merge_args full = latte_merge_args_init();
+    LATTE_RETURN_IF_ERROR(read_struct(args, "args", offsetof(latte_merge_args, lse), full));
+    std::span<const latte_partial> given;
+    LATTE_RETURN_IF_ERROR(read_span(full.partials, full.partial_count, "partials", given));
+    TensorView out, lse;
+    LATTE_RETURN_IF_ERROR(read_tensor(full.out, "out", out));
+    LATTE_RETURN_IF_ERROR(read_tensor(full.lse, "lse", lse));
+    std::vector<Partial> partials(given.size());
+    for (std::size_t i = 0; i < given.size(); ++i) {
+      LATTE_RETURN_IF_ERROR(read_input(given[i].out, "partials.out", partials[i].out));
+      LATTE_RETURN_IF_ERROR(read_input(given[i].lse, "partials.lse", partials[i].lse));
+    }
+    return merge(backend->backend, partials, out, lse);
+  });
+}
+
+latte_code latte_write_kv(const latte_backend* backend, const latte_write_kv_args* args, latte_error* error) {
+  return guarded(error, [&]() -> Status {
+    LATTE_RETURN_IF_ERROR(need_backend(backend));
+    latte_write_kv_args full = latte_write_kv_args_init();
+    LATTE_RETURN_IF_ERROR(read_struct(args, "args", offsetof(latte_write_kv_args, kv_scale), full));
+    WriteKvArgs call;
+    LATTE_RETURN_IF_ERROR(read_enum(full.kv_format, KvFormat::fp8_ds_mla, "kv_format", call.format));
+    LATTE_RETURN_IF_ERROR(read_input(full.kv_c, "kv_c", call.kv_c));
+    LATTE_RETURN_IF_ERROR(read_input(full.k_pe, "k_pe", call.k_pe));
+    LATTE_RETURN_IF_ERROR(read_tensor(full.kv_cache, "kv_cache", call.kv_cache));
+    LATTE_RETURN_IF_ERROR(read_span(full.slot_mapping, full.slot_mapping_count, "slot_mapping", call.slot_mapping));
+    call.kv_scale = full.kv_scale;
+    return write_kv(backend->backend, call);
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,216 @@
+// The support table, made by asking the code that decides: every entry is a probe that was accepted, never a promise
+// typed by hand. The answers are the same on every machine, as the portable kernel serves all that any kernel serves.
+#include <array>
+#include <initializer_list>
+#include <limits>
+#include <string>
+
+#include "backend/validate.hpp"
+#include "backend/views.hpp"
+#include "cpu/cpu.hpp"
+#include "latte/backend.hpp"
+
+namespace latte {
+namespace backend {
+namespace {
+
+constexpr std::array kFormats = {KvFormat::bf16, KvFormat::f16, KvFormat::f32, KvFormat::fp8_e4m3,
+                                 KvFormat::fp8_ds_mla};
+constexpr std::array kDtypes = {Dtype::bf16, Dtype::f16, Dtype::f32, Dtype::fp8_e4m3};
+
+bool taken(const DecodeProblem& problem) {
+  std::string reason;
+  return validate_problem(problem).ok() && cpu::choose_kernel(problem, "auto", reason) != nullptr;
+}
+
+class List {
+ public:
+  void add(bool yes, const std::string& name) {
+    if (yes) text_ += (text_.empty() ? "" : ", ") + name;
+  }
+  std::string text() const { return text_.empty() ? "no" : text_; }
+
+ private:
+  std::string text_;
+};
+
+// `whole` when every probe of the first list is taken and none of the second; otherwise those that are taken.
+template <class Probe>
+std::string range_text(const std::string& whole, std::initializer_list<std::int32_t> inside,
+                       std::initializer_list<std::int32_t> outside, Probe probe) {
+  bool all = true;
+  List list;
+  for (std::int32_t value : inside) {
+    all = all && probe(value);
+    list.add(probe(value), std::to_string(value));
+  }
+  for (std::int32_t value : outside) {
+    all = all && !probe(value);
+    list.add(probe(value), std::to_string(value));
+  }
+  return all ? whole : list.text();
+}
+
+std::string query_dtypes(KvFormat format) {
+  List list;
+  for (Dtype dtype : kDtypes) list.add(taken({.heads = 1, .q_dtype = dtype, .kv_format = format}), dtype_name(dtype));
+  return list.text();
+}
+
+std::string output_dtypes() {
+  List list;
+  for (Dtype dtype : kDtypes) list.add(taken({.heads = 1, .out_dtype = dtype}), dtype_name(dtype));
+  return list.text();
+}
+
+std::string heads() {
+  return range_text("any >= 1", {1, 2, 3, 8, 12, 16, 24, 48, 64, 100, 128, 1000}, {0, -1},
+                    [](std::int32_t value) { return taken({.heads = value}); });
+}
+
+std::string page_sizes() {
+  return range_text("any >= 1", {1, 2, 7, 16, 64, 100, 128, 1000, std::numeric_limits<std::int32_t>::max()}, {0, -1},
+                    [](std::int32_t value) { return taken({.heads = 1, .page_size = value}); });
+}
+
+std::string widths() {
+  List list;
+  list.add(taken({.heads = 1, .latent = 512, .rope = 64}), "512/64");
+  list.add(taken({.heads = 1, .latent = 256, .rope = 64}), "256/64");
+  const auto both = [](std::int32_t width) {
+    return taken({.heads = 1, .latent = width}) && taken({.heads = 1, .rope = width});
+  };
+  list.add(true, range_text("other multiples of 16", {16, 32, 48, 128, 192, 384, 1024}, {0, 8, 24, 100, 577}, both));
+  return list.text();
+}
+
+std::string masks() {
+  List list;
+  for (Mask mask : {Mask::causal, Mask::none}) list.add(taken({.heads = 1, .mask = mask}), mask_name(mask));
+  // A step of one request with two tokens, of which its only query token sees one.
+  const std::array<std::int32_t, 1> seq_lens = {2}, visible = {1};
+  const std::array<std::int32_t, 2> query_start = {0, 1};
+  const PlanConfig config{.limits = {.max_requests = 1, .max_kv_tokens = 2}};
+  list.add(OwnedPlan::make(config, {.seq_lens = seq_lens, .query_start = query_start, .visible = visible}).ok(),
+           "visible tokens per query");
+  return list.text();
+}
+
+std::string policies() {
+  List list;
+  for (const Policy& policy : {Policy::balanced(), Policy::uniform(4), Policy::batch_invariant(256)}) {
+    const PlanConfig config{.policy = policy, .limits = {.max_requests = 1, .max_kv_tokens = 1024}};
+    list.add(plan_sizes(config).ok(), policy_name(policy.kind));
+  }
+  return list.text();
+}
+
+// One request, two query tokens, two heads, one page: small enough to lie on the stack for probes of the arguments.
+struct TinyStep {
+  DecodeProblem problem{.heads = 2, .latent = 16, .rope = 16, .q_dtype = Dtype::f32, .out_dtype = Dtype::f32};
+  std::array<std::int32_t, 1> seq_lens = {2};
+  std::array<std::int32_t, 2> query_start = {0, 2};
+  std::array<std::int32_t, 1> page_ids = {0};
+  std::array<std::int32_t, 2> page_indptr = {0, 1};
+  std::array<float, 2 * 2 * 32> memory{};
+
+  PlannedStep step() const {
+    return {.problem = problem, .seq_lens = seq_lens, .query_start = query_start, .visible = {}};
+  }
+  // [2, 2, width], head-major: the transposed view that an absorbed projection leaves behind.
+  TensorView transposed(std::int64_t width) {
+    TensorView view = dense(memory.data(), Dtype::f32, {2, 2, width});
+    std::swap(view.stride[0], view.stride[1]);
+    return view;
+  }
+};
+
+std::string query_layouts() {
+  TinyStep tiny;
+  List list;
+  DecodeArgs whole, pair;
+  whole.q = tiny.transposed(32);
+  pair.q_nope = tiny.transposed(16);
+  pair.q_pe = tiny.transposed(16);
+  list.add(validate_query(tiny.step(), whole).ok(), "one tensor");
+  list.add(validate_query(tiny.step(), pair).ok(), "q_nope + q_pe (free strides)");
+  return list.text();
+}
+
+std::string page_lists() {
+  TinyStep tiny;
+  List list;
+  PageTable table, csr;
+  table.block_table = tiny.page_ids.data();
+  table.block_table_stride = 7;
+  table.max_pages = 1;
+  csr.page_indptr = tiny.page_indptr;
+  csr.page_indices = tiny.page_ids;
+  list.add(validate_pages(tiny.step(), table, 1).ok(), "block table (free row stride)");
+  list.add(validate_pages(tiny.step(), csr, 1).ok(), "CSR");
+  return list.text();
+}
+
+std::string log_sum_exps() {
+  TinyStep tiny;
+  List list;
+  const TensorView out = tiny.transposed(16);
+  TensorView lse = dense(tiny.memory.data(), Dtype::f32, {2, 2});
+  lse.stride = {1, 2};
+  list.add(validate_outputs(tiny.step(), out, {}).ok(), "optional");
+  list.add(validate_outputs(tiny.step(), out, lse).ok(), "f32 (free strides)");
+  return list.text();
+}
+
+std::string cache_writes() {
+  alignas(4) std::array<std::byte, 4 * 1024> memory{};
+  List list;
+  for (KvFormat format : kFormats) {
+    WriteKvArgs args;
+    args.kv_c = dense(static_cast<const void*>(memory.data()), Dtype::bf16, {1, 512});
+    args.k_pe = dense(static_cast<const void*>(memory.data()), Dtype::bf16, {1, 64});
+    args.kv_cache = dense(memory.data(), kv_element_dtype(format), {1, 1, kv_token_elements(format, 512, 64)});
+    args.format = format;
+    const std::array<std::int64_t, 1> slots = {0};
+    args.slot_mapping = slots;
+    list.add(validate_write_kv_args(args).ok(), kv_format_name(format));
+  }
+  return list.text();
+}
+
+std::string merges() {
+  std::array<float, 16> memory{};
+  List list;
+  for (Dtype dtype : kDtypes) {
+    const Partial part{dense(static_cast<const void*>(memory.data()), dtype, {1, 1, 16}),
+                       dense(static_cast<const void*>(memory.data()), Dtype::f32, {1, 1})};
+    list.add(validate_merge_args({&part, 1}, dense(memory.data(), dtype, {1, 1, 16}), {}).ok(), dtype_name(dtype));
+  }
+  return list.text();
+}
+
+}  // namespace
+}  // namespace backend
+
+std::vector<SupportRow> support_table() {
+  std::vector<SupportRow> rows;
+  const auto add = [&](std::string feature, std::string cpu) {
+    rows.push_back({std::move(feature), std::move(cpu), "later"});
+  };
+  for (KvFormat format : backend::kFormats)
+    add(std::string("decode, ") + kv_format_name(format) + " cache: query dtypes", backend::query_dtypes(format));
+  add("output dtypes", backend::output_dtypes());
+  add("query heads", backend::heads());
+  add("latent/rope widths", backend::widths());
+  add("page sizes", backend::page_sizes());
+  add("page lists", backend::page_lists());
+  add("query layouts", backend::query_layouts());
+  add("masks", backend::masks());
+  add("LSE", backend::log_sum_exps());
+  add("planning policies", backend::policies());
+  add("merge dtypes", backend::merges());
+  add("write_kv formats", backend::cache_writes());
+  return rows;
+}
+
+}  // namespace latte

@@ -1,0 +1,47 @@
+// Everything the host can see of a call, checked before anything is written. Allocates nothing unless it fails.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "latte/decode.hpp"
+#include "latte/ops.hpp"
+#include "latte/problem.hpp"
+#include "latte/status.hpp"
+
+namespace latte::backend {
+
+inline constexpr std::size_t kWorkspaceAlignment = 64;
+
+Status validate_problem(const DecodeProblem& problem);
+Status validate_limits(const Limits& limits, std::int32_t available_workers);
+Status validate_policy(const Policy& policy);
+// Addresses only; sizes, signs, order and limits are the planner's to check (make_plan does, before it writes).
+Status validate_lengths(const StepLengths& lengths);
+
+// A planned step, as far as the arguments of decode() must fit it.
+struct PlannedStep {
+  const DecodeProblem& problem;
+  std::span<const std::int32_t> seq_lens;
+  std::span<const std::int32_t> query_start;
+  std::span<const std::int32_t> visible;
+  std::size_t workspace_bytes = 0;
+  bool owns_workspace = false;
+
+  std::int32_t query_tokens() const { return query_start.empty() ? 0 : query_start.back(); }
+};
+
+Status validate_decode_args(const PlannedStep& step, const DecodeArgs& args);
+// Its parts, each of which can be asked alone.
+Status validate_query(const PlannedStep& step, const DecodeArgs& args);
+Status validate_outputs(const PlannedStep& step, const TensorView& out, const TensorView& lse);
+Status validate_pages(const PlannedStep& step, const PageTable& pages, std::int64_t page_count);
+Status validate_cache(const DecodeProblem& problem, const ConstTensorView& cache);
+Status validate_kv_scale(KvFormat format, float kv_scale);
+Status validate_scales(const DecodeProblem& problem, const DecodeArgs& args);
+
+Status validate_merge_args(std::span<const Partial> partials, const TensorView& out, const TensorView& lse);
+Status validate_write_kv_args(const WriteKvArgs& args);
+
+}  // namespace latte::backend

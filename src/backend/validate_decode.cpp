@@ -1,0 +1,109 @@
+#include <cmath>
+#include <string>
+
+#include "backend/errors.hpp"
+#include "backend/validate.hpp"
+#include "backend/views.hpp"
+
+namespace latte::backend {
+namespace {
+
+Status check_scale(const char* field, float value) {
+  if (std::isfinite(value) && value > 0) return {};
+  return invalid(field, "a finite number > 0", text(value));
+}
+
+Status check_workspace(const PlannedStep& step, std::span<std::byte> workspace) {
+  if (workspace.empty()) {
+    if (step.owns_workspace) return {};
+    return missing("workspace",
+                   text(step.workspace_bytes) + " bytes, as the builder was made with own_workspace = false");
+  }
+  if (workspace.data() == nullptr) return missing("workspace", "a pointer", "null");
+  if (workspace.size() < step.workspace_bytes)
+    return invalid("workspace", ">= " + text(step.workspace_bytes) + " bytes", text(workspace.size()));
+  if (reinterpret_cast<std::uintptr_t>(workspace.data()) % kWorkspaceAlignment != 0)
+    return invalid("workspace", "an address that is a multiple of 64", "a misaligned one");
+  return {};
+}
+
+}  // namespace
+
+Status validate_cache(const DecodeProblem& problem, const ConstTensorView& cache) {
+  // fp8 caches are handed around as bytes by most frameworks.
+  const bool bytes = dtype_bytes(kv_element_dtype(problem.kv_format)) == 1;
+  return check_view(
+      cache, {.field = "kv_cache",
+              .rank = 3,
+              .shape = {0, problem.page_size, kv_token_elements(problem.kv_format, problem.latent, problem.rope)},
+              .dtypes = bytes ? dtype_bit(Dtype::fp8_e4m3) | dtype_bit(Dtype::u8)
+                              : dtype_bit(kv_element_dtype(problem.kv_format)),
+              // The scales within a token are floats, read in place.
+              .align_bytes = problem.kv_format == KvFormat::fp8_ds_mla ? 4 : 1});
+}
+
+Status validate_query(const PlannedStep& step, const DecodeArgs& args) {
+  const DecodeProblem& problem = step.problem;
+  const bool pair = given(args.q_nope) || given(args.q_pe);
+  if (given(args.q) && pair) return invalid("q", "q or the pair q_nope and q_pe", "both");
+  if (!given(args.q) && !pair) return missing("q", "q or the pair q_nope and q_pe");
+  const auto check = [&](const ConstTensorView& view, const char* field, std::int64_t width) {
+    return check_view(view, {.field = field,
+                             .rank = 3,
+                             .shape = {step.query_tokens(), problem.heads, width},
+                             .dtypes = dtype_bit(problem.q_dtype)});
+  };
+  if (!pair) return check(args.q, "q", std::int64_t{problem.latent} + problem.rope);
+  LATTE_RETURN_IF_ERROR(check(args.q_nope, "q_nope", problem.latent));
+  return check(args.q_pe, "q_pe", problem.rope);
+}
+
+Status validate_outputs(const PlannedStep& step, const TensorView& out, const TensorView& lse) {
+  const DecodeProblem& problem = step.problem;
+  const std::int64_t tokens = step.query_tokens();
+  LATTE_RETURN_IF_ERROR(check_view(out, {.field = "out",
+                                         .rank = 3,
+                                         .shape = {tokens, problem.heads, problem.latent},
+                                         .dtypes = dtype_bit(problem.out_dtype)}));
+  LATTE_RETURN_IF_ERROR(check_disjoint(out, "out", tokens, problem.latent));
+  if (!given(lse)) return {};
+  LATTE_RETURN_IF_ERROR(check_view(lse, {.field = "lse",
+                                         .rank = 2,
+                                         .shape = {tokens, problem.heads},
+                                         .dtypes = dtype_bit(Dtype::f32),
+                                         .dense_last = false}));
+  return check_disjoint(lse, "lse", tokens, 1);
+}
+
+Status validate_kv_scale(KvFormat format, float kv_scale) {
+  LATTE_RETURN_IF_ERROR(check_scale("kv_scale", kv_scale));
+  // A scale that would be ignored is a caller who expects another result.
+  if (format != KvFormat::fp8_e4m3 && kv_scale != 1)
+    return invalid("kv_scale", std::string("1, as the cache is ") + kv_format_name(format), text(kv_scale));
+  return {};
+}
+
+Status validate_scales(const DecodeProblem& problem, const DecodeArgs& args) {
+  LATTE_RETURN_IF_ERROR(check_scale("scale", args.scale));
+  const float q_scale = args.q_scale_ptr ? *args.q_scale_ptr : args.q_scale;
+  const float kv_scale = args.kv_scale_ptr ? *args.kv_scale_ptr : args.kv_scale;
+  LATTE_RETURN_IF_ERROR(check_scale("q_scale", q_scale));
+  if (problem.q_dtype != Dtype::fp8_e4m3 && q_scale != 1)
+    return invalid("q_scale", std::string("1, as q is ") + dtype_name(problem.q_dtype), text(q_scale));
+  LATTE_RETURN_IF_ERROR(validate_kv_scale(problem.kv_format, kv_scale));
+  const float product = args.scale * q_scale * kv_scale;
+  if (!std::isfinite(product)) return invalid("scale", "a finite scale * q_scale * kv_scale", text(product));
+  return {};
+}
+
+Status validate_decode_args(const PlannedStep& step, const DecodeArgs& args) {
+  LATTE_RETURN_IF_ERROR(validate_query(step, args));
+  LATTE_RETURN_IF_ERROR(validate_cache(step.problem, args.kv_cache));
+  LATTE_RETURN_IF_ERROR(validate_outputs(step, args.out, args.lse));
+  LATTE_RETURN_IF_ERROR(validate_scales(step.problem, args));
+  LATTE_RETURN_IF_ERROR(check_workspace(step, args.workspace));
+  // Last, as it is the only check whose cost grows with the step.
+  return validate_pages(step, args.pages, args.kv_cache.shape[0]);
+}
+
+}  // namespace latte::backend

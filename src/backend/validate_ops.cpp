@@ -1,0 +1,113 @@
+#include <limits>
+#include <string>
+
+#include "backend/errors.hpp"
+#include "backend/validate.hpp"
+#include "backend/views.hpp"
+#include "core/checked.hpp"
+
+namespace latte::backend {
+namespace {
+
+bool fits_int32(std::int64_t extent) { return extent >= 0 && extent <= std::numeric_limits<std::int32_t>::max(); }
+
+bool same_layout(const ConstTensorView& a, const ConstTensorView& b) {
+  bool same = a.dtype == b.dtype;
+  for (std::size_t axis = 0; axis + 1 < static_cast<std::size_t>(a.rank); ++axis)
+    same = same && (a.shape[axis] <= 1 || a.stride[axis] == b.stride[axis]);
+  return same && (a.rank == 3 || a.shape[1] <= 1 || a.stride[1] == b.stride[1]);
+}
+
+std::string part_field(std::size_t index, const char* name) { return "partials[" + text(index) + "]." + name; }
+
+// Each check names partials[k].out; the name is put in when there is an error to tell, not before.
+Status in_part(const Status& status, std::size_t index, const char* name) {
+  return {status.code(), part_field(index, name), status.expected(), status.got()};
+}
+
+Status check_partial(const Partial& part, std::size_t index, const ConstTensorView& out, const ConstTensorView& lse) {
+  Status status = check_view(
+      part.out,
+      {.rank = 3, .shape = {out.shape[0], out.shape[1], out.shape[2]}, .exact_first = true, .dtypes = kFloatDtypes});
+  if (!status.ok()) return in_part(status, index, "out");
+  status = check_view(part.lse, {.rank = 2,
+                                 .shape = {out.shape[0], out.shape[1]},
+                                 .exact_first = true,
+                                 .dtypes = dtype_bit(Dtype::f32),
+                                 .dense_last = false});
+  if (!status.ok()) return in_part(status, index, "lse");
+  // In place works row by row, so a shared tensor must have its rows in the same places.
+  if (part.out.data == out.data && out.data != nullptr && !same_layout(part.out, out))
+    return invalid("out", "the dtype and strides of " + part_field(index, "out") + ", whose memory it shares",
+                   "others");
+  if (given(lse) && part.lse.data == lse.data && lse.data != nullptr && !same_layout(part.lse, lse))
+    return invalid("lse", "the strides of " + part_field(index, "lse") + ", whose memory it shares", "others");
+  return {};
+}
+
+Status check_slots(std::span<const std::int64_t> slots, std::int64_t tokens, std::int64_t capacity) {
+  const auto count = static_cast<std::int64_t>(slots.size());
+  if (count != tokens) return invalid("slot_mapping", text(tokens) + " entries, as kv_c has", text(count));
+  if (count > 0 && slots.data() == nullptr) return missing("slot_mapping", "a pointer", "null");
+  for (std::size_t i = 0; i < slots.size(); ++i)
+    if (slots[i] >= capacity)
+      return invalid("slot_mapping", "slots below " + text(capacity), text(slots[i]) + " at [" + text(i) + "]");
+  return {};
+}
+
+}  // namespace
+
+Status validate_merge_args(std::span<const Partial> partials, const TensorView& out, const TensorView& lse) {
+  if (partials.empty()) return missing("partials", "at least one");
+  if (partials.data() == nullptr) return missing("partials", "a pointer", "null");
+  LATTE_RETURN_IF_ERROR(
+      check_view(out, {.field = "out", .rank = 3, .shape = {0, out.shape[1], out.shape[2]}, .dtypes = kFloatDtypes}));
+  for (std::size_t axis = 1; axis < 3; ++axis)
+    if (out.shape[axis] < 1 || !fits_int32(out.shape[axis]))
+      return invalid("out", "at least one head and one value", shape_text({out.shape.data(), 3}));
+  if (out.shape[2] % 16 != 0) return unsupported("out", "a width that is a multiple of 16", text(out.shape[2]));
+  LATTE_RETURN_IF_ERROR(check_disjoint(out, "out", out.shape[0], out.shape[2]));
+  if (given(lse)) {
+    LATTE_RETURN_IF_ERROR(check_view(lse, {.field = "lse",
+                                           .rank = 2,
+                                           .shape = {out.shape[0], out.shape[1]},
+                                           .exact_first = true,
+                                           .dtypes = dtype_bit(Dtype::f32),
+                                           .dense_last = false}));
+    LATTE_RETURN_IF_ERROR(check_disjoint(lse, "lse", out.shape[0], 1));
+  }
+  for (std::size_t index = 0; index < partials.size(); ++index)
+    LATTE_RETURN_IF_ERROR(check_partial(partials[index], index, out, lse));
+  return {};
+}
+
+Status validate_write_kv_args(const WriteKvArgs& args) {
+  const ConstTensorView& kv_c = args.kv_c;
+  const ConstTensorView& k_pe = args.k_pe;
+  const TensorView& cache = args.kv_cache;
+  LATTE_RETURN_IF_ERROR(
+      check_view(kv_c, {.field = "kv_c", .rank = 2, .shape = {0, kv_c.shape[1]}, .dtypes = kFloatDtypes}));
+  LATTE_RETURN_IF_ERROR(check_view(k_pe, {.field = "k_pe",
+                                          .rank = 2,
+                                          .shape = {kv_c.shape[0], k_pe.shape[1]},
+                                          .exact_first = true,
+                                          .dtypes = dtype_bit(kv_c.dtype)}));
+  if (!fits_int32(kv_c.shape[1])) return invalid("kv_c", "a 32-bit width", text(kv_c.shape[1]));
+  if (!fits_int32(k_pe.shape[1])) return invalid("k_pe", "a 32-bit width", text(k_pe.shape[1]));
+  if (cache.rank == 3 && (cache.shape[1] < 1 || !fits_int32(cache.shape[1])))
+    return invalid("kv_cache", "pages of at least one token", text(cache.shape[1]));
+  const DecodeProblem problem{.heads = 1,
+                              .latent = static_cast<std::int32_t>(kv_c.shape[1]),
+                              .rope = static_cast<std::int32_t>(k_pe.shape[1]),
+                              .kv_format = args.format,
+                              .page_size = cache.rank == 3 ? static_cast<std::int32_t>(cache.shape[1]) : 1};
+  LATTE_RETURN_IF_ERROR(validate_problem(problem));
+  LATTE_RETURN_IF_ERROR(validate_cache(problem, cache));
+  LATTE_RETURN_IF_ERROR(check_disjoint(cache, "kv_cache", cache.shape[0], cache.shape[2]));
+  LATTE_RETURN_IF_ERROR(validate_kv_scale(args.format, args.kv_scale));
+  std::int64_t capacity = 0;
+  if (!checked_mul(cache.shape[0], cache.shape[1], capacity)) capacity = std::numeric_limits<std::int64_t>::max();
+  return check_slots(args.slot_mapping, kv_c.shape[0], capacity);
+}
+
+}  // namespace latte::backend

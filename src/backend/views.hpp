@@ -1,0 +1,35 @@
+// What a tensor view must look like before a kernel may walk it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "latte/status.hpp"
+#include "latte/tensor.hpp"
+
+namespace latte::backend {
+
+struct ViewRule {
+  const char* field = "";
+  std::int32_t rank = 0;
+  // Exact extents, except the first: that one must be at least shape[0], and shape[0] rows of it are used.
+  std::array<std::int64_t, kMaxRank> shape{};
+  bool exact_first = false;  // the first extent must be shape[0] too
+  std::uint32_t dtypes = 0;  // bits of those allowed
+  bool dense_last = true;
+  std::int64_t align_bytes = 1;  // base and outer strides are multiples of this (and of the element)
+};
+
+// A view counts as given when anything of it was set: an empty tensor may well have no address.
+inline bool given(const ConstTensorView& view) { return view.data != nullptr || view.rank != 0; }
+
+Status check_view(const ConstTensorView& view, const ViewRule& rule);
+
+// Whether rows of `width` elements at i * stride0 + j * stride1 (i < extent0, j < extent1) never share an element.
+bool rows_disjoint(std::int64_t extent0, std::int64_t stride0, std::int64_t extent1, std::int64_t stride1,
+                   std::int64_t width);
+
+// For outputs: the rows that are written, view[0..rows)[*], must not overlap. `width` elements each.
+Status check_disjoint(const ConstTensorView& view, const char* field, std::int64_t rows, std::int64_t width);
+
+}  // namespace latte::backend
