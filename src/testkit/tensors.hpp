@@ -1,0 +1,73 @@
+// Tensors with their own memory: inputs full of NaN until filled, outputs between guard bands, and rows of random
+// values.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "latte/tensor.hpp"
+#include "testkit/buffer.hpp"
+#include "testkit/case.hpp"
+#include "testkit/rng.hpp"
+
+namespace latte::testkit {
+
+enum class Fill : std::uint8_t {
+  fast,     // for benchmarks: valid values everywhere, no poison
+  checked,  // NaN in everything that must not be read, wild page ids, guard bands around outputs
+  fenced,   // as checked, and every input ends at an unreadable page
+};
+
+// [tokens, heads, width] as one of the layouts; the last dimension is dense.
+struct RowLayout {
+  std::int64_t tokens = 0, heads = 0, width = 0;
+  std::int64_t token_stride = 0, head_stride = 0;
+
+  static RowLayout make(Layout layout, std::int64_t tokens, std::int64_t heads, std::int64_t width);
+  // Elements from the first to behind the last.
+  std::int64_t extent() const;
+  TensorView view(std::byte* data, Dtype dtype) const;
+};
+
+// Memory of `bytes` bytes, all NaN in every format: 0xff.
+Buffer poisoned_buffer(std::size_t bytes, Fill fill);
+
+// Rows of random normal values, copied from random places of a pool that was encoded once: filling runs at the speed of
+// memory, and no two rows are alike.
+class ValuePool {
+ public:
+  ValuePool(Dtype dtype, double standard_deviation, Rng& rng);
+  void copy_row(std::int64_t count, std::byte* to, Rng& rng) const;
+
+ private:
+  Dtype dtype_;
+  Buffer values_;
+};
+
+// An output. Its live elements are NaN until written; everything else, the gaps and the rows from `live_tokens` on
+// included, holds a known pattern.
+class GuardedTensor {
+ public:
+  GuardedTensor() = default;
+  GuardedTensor(Layout layout, std::int64_t tokens, std::int64_t live_tokens, std::int64_t heads, std::int64_t width,
+                Dtype dtype);
+
+  void poison();
+  // Where the pattern was damaged, if it was.
+  std::optional<std::string> damage() const;
+  // [tokens, heads, width].
+  const TensorView& view() const { return view_; }
+  const std::byte* row(std::int64_t token, std::int64_t head) const;
+  std::int64_t row_bytes() const;
+
+ private:
+  void fill_live(std::byte* base, std::byte value) const;
+
+  RowLayout layout_;
+  std::int64_t live_tokens_ = 0;
+  Buffer memory_;
+  TensorView view_;
+};
+
+}  // namespace latte::testkit
