@@ -1,0 +1,52 @@
+// What a benchmark measures, apart from how it is asked for and printed.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cli/batch_spec.hpp"
+#include "latte/backend.hpp"
+#include "testkit/case.hpp"
+
+namespace latte::cli {
+
+struct Timing {
+  double median_us = 0;
+  double spread_us = 0;  // interquartile range
+};
+// Sorts the samples.
+Timing summarize(std::span<double> samples_us);
+
+struct BenchSettings {
+  Policy policy;
+  std::int64_t working_set_bytes = 0;  // KV bytes to read before any is read again
+  std::int32_t repeats = 0;            // exactly so many; 0 = by time
+  double min_seconds = 0.5;
+};
+
+// One measured case. Rates and floor follow from it and the ceilings.
+struct BenchRow {
+  std::string spec;  // as it was typed
+  std::string kernel;
+  testkit::DecodeCase description;
+  Policy policy;
+  Timing time, plan;
+  double bytes = 0;
+  double flops = 0;
+
+  double gbps() const { return bytes / time.median_us / 1e3; }
+  double tflops() const { return flops / time.median_us / 1e6; }
+  // No machine with these ceilings is faster: all bytes read once, all arithmetic done.
+  double floor_us(const Ceilings& ceilings) const;
+  double over_floor(const Ceilings& ceilings) const { return time.median_us / floor_us(ceilings); }
+};
+
+// Multiplications and additions of the (query, KV) pairs that the mask lets through.
+double visible_flops(const testkit::DecodeCase& description);
+
+Result<BenchRow> measure(const Backend& backend, const BatchSpec& spec, const testkit::DecodeCase& description,
+                         const BenchSettings& settings);
+
+}  // namespace latte::cli

@@ -1,0 +1,57 @@
+// latte capture: writes a random call as a file that `latte run` replays, with the oracle's answer if asked.
+#include <fmt/format.h>
+
+#include "cli/captured.hpp"
+#include "cli/commands.hpp"
+#include "cli/options.hpp"
+#include "cli/spec_case.hpp"
+#include "latte/latte.hpp"
+
+namespace latte::cli {
+namespace {
+
+struct CaptureOptions {
+  std::string spec;
+  std::string out;
+  std::uint64_t seed = 1;
+  bool with_expect = false;
+  ShapeOptions shape;
+};
+
+int run(const CaptureOptions& options) {
+  const Result<BatchSpec> spec = parse_batch_spec(options.spec);
+  if (!spec) return fail(spec.status());
+  const Result<Shape> shape = resolve(options.shape);
+  if (!shape) return fail(shape.status());
+  // The library says whether such a problem exists at all.
+  const Result<Backend> backend = Backend::open({.threads = 1});
+  if (!backend) return fail(backend.status());
+  if (const Support support = backend->supports(shape->problem); !support.ok) return fail(support.reason);
+  testkit::DecodeCase description = make_case(*spec, *shape);
+  description.seed = options.seed;
+  if (const Status status = check_memory(description.bytes()); !status.ok()) return fail(status);
+
+  const testkit::DecodeBatch batch(description, testkit::Fill::fast);
+  testkit::OracleResult expect;
+  if (options.with_expect) expect = testkit::decode_oracle(description.problem(), batch.lengths(), batch.args());
+  if (const Status status = save_captured(options.out, batch, options.with_expect ? &expect : nullptr); !status.ok())
+    return fail(status);
+  fmt::print("{}: {}{}\n", options.out, description.name(), options.with_expect ? ", with the oracle's answer" : "");
+  return kExitOk;
+}
+
+}  // namespace
+
+void add_capture(CLI::App& app, Action& action) {
+  auto options = std::make_shared<CaptureOptions>();
+  CLI::App* command = app.add_subcommand("capture", "Write a random decode call as a file that `latte run` replays");
+  command->add_option("--spec", options->spec, "The batch, like 16q1s4k_4q4s1k")->required();
+  command->add_option("--out", options->out, "The .safetensors file to write")->required();
+  command->add_option("--seed", options->seed, "Seed of the random values")->capture_default_str();
+  command->add_flag("--with-expect", options->with_expect, "Also write what the fp64 oracle computes");
+  options->shape.add_to(*command);
+  command->footer("Example:\n  latte capture --spec 4q1s1k --heads 16 --with-expect --out case.safetensors");
+  command->callback([options, &action] { action = [options] { return run(*options); }; });
+}
+
+}  // namespace latte::cli

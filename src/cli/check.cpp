@@ -1,0 +1,186 @@
+// latte check: the shared case grid on every usable kernel, against the fp64 oracle.
+#include <map>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.hpp"
+#include "cli/options.hpp"
+#include "cli/progress.hpp"
+#include "cli/table.hpp"
+#include "latte/latte.hpp"
+#include "testkit/grid.hpp"
+#include "testkit/run_case.hpp"
+
+namespace latte::cli {
+namespace {
+
+struct CheckOptions {
+  BackendChoice backend{.name = "cpu", .kernel = "all", .threads = 0};
+  bool quick = false;
+  bool json = false;
+};
+
+// An error next to what is allowed; the worst is the one that uses most of its allowance.
+struct Error {
+  double value = 0, allowed = 0;
+
+  double share() const { return allowed > 0 ? value / allowed : value > 0 ? 1e9 : 0; }
+  void raise(const Error& other) {
+    if (allowed == 0 || other.share() > share()) *this = other;
+  }
+};
+
+// One kernel on one cache format.
+struct Group {
+  std::int32_t runs = 0, failed = 0;
+  Error out, row, lse;
+};
+
+struct Tally {
+  std::map<std::pair<std::size_t, KvFormat>, Group> groups;  // by kernel's position and format
+  std::vector<std::string> failures;
+  std::int32_t runs = 0;
+
+  void add(std::size_t kernel, const testkit::DecodeCase& description, const Result<testkit::CaseReport>& report,
+           const std::string& how) {
+    Group& group = groups[{kernel, description.kv_format}];
+    ++runs;
+    ++group.runs;
+    if (report) {
+      const testkit::Comparison& c = report->comparison;
+      group.out.raise({c.out_error, c.tolerance.out});
+      group.row.raise({c.row_error, testkit::kRowFactor * c.tolerance.out});
+      if (description.with_lse) group.lse.raise({c.lse_error, c.tolerance.lse});
+      if (report->ok()) return;
+      failures.push_back(fmt::format("{} {}", report->message(), how));
+    } else {
+      failures.push_back(fmt::format("{}: {} {}", description.name(), report.status().message(), how));
+    }
+    ++group.failed;
+  }
+};
+
+// Policies share the quick grid; the full one runs them all on every case.
+std::vector<Policy> policies_for(std::size_t index, bool quick) {
+  const std::vector<Policy> all = {Policy::balanced(), Policy::uniform(3), Policy::batch_invariant(128)};
+  return quick ? std::vector<Policy>{all[index % all.size()]} : all;
+}
+
+// The backends to check: one for each kernel asked for.
+Result<std::vector<Backend>> open_backends(const BackendChoice& choice, std::vector<std::string>& names) {
+  const Result<Backend> first = Backend::open({.name = choice.name, .threads = choice.threads});
+  if (!first) return first.status();
+  if (choice.kernel == "all") {
+    for (const KernelInfo& kernel : first->info().kernels)
+      if (kernel.usable) names.push_back(kernel.name);
+  } else {
+    names.push_back(choice.kernel);
+  }
+  std::vector<Backend> backends;
+  for (const std::string& name : names) {
+    Result<Backend> backend = Backend::open({.name = choice.name, .threads = choice.threads, .kernel = name});
+    if (!backend) return backend.status();
+    backends.push_back(std::move(*backend));
+  }
+  return backends;
+}
+
+void print_json(const CheckOptions& options, const std::vector<std::string>& kernels, std::size_t cases,
+                const Tally& tally) {
+  nlohmann::ordered_json json = {{"backend", options.backend.name},
+                                 {"quick", options.quick},
+                                 {"cases", cases},
+                                 {"runs", tally.runs},
+                                 {"failed", tally.failures.size()},
+                                 {"groups", nlohmann::ordered_json::array()},
+                                 {"failures", tally.failures}};
+  for (const auto& [key, group] : tally.groups)
+    json["groups"].push_back({{"kernel", kernels[key.first]},
+                              {"kv", kv_format_name(key.second)},
+                              {"runs", group.runs},
+                              {"failed", group.failed},
+                              {"out_error", group.out.value},
+                              {"out_allowed", group.out.allowed},
+                              {"lse_error", group.lse.value},
+                              {"lse_allowed", group.lse.allowed}});
+  fmt::print("{}\n", json.dump());
+}
+
+void print_text(const std::vector<std::string>& kernels, std::size_t cases, const Tally& tally) {
+  constexpr std::size_t kShownFailures = 20;
+  for (std::size_t k = 0; k < kernels.size(); ++k) {
+    Table table(
+        {"cache", ">runs", ">failed", ">out error", ">allowed", ">worst row", ">allowed", ">lse error", ">allowed"});
+    for (const auto& [key, group] : tally.groups) {
+      if (key.first != k) continue;
+      const auto number = [](double value) { return fmt::format("{:.1e}", value); };
+      table.add({kv_format_name(key.second), fmt::format("{}", group.runs), fmt::format("{}", group.failed),
+                 number(group.out.value), number(group.out.allowed), number(group.row.value), number(group.row.allowed),
+                 number(group.lse.value), number(group.lse.allowed)});
+    }
+    fmt::print("kernel {}\n{}\n", kernels[k], table.empty() ? "  serves none of the cases\n" : table.text("  "));
+  }
+  for (std::size_t i = 0; i < std::min(tally.failures.size(), kShownFailures); ++i)
+    fmt::print("FAILED {}\n", tally.failures[i]);
+  if (tally.failures.size() > kShownFailures)
+    fmt::print("... {} more failures\n", tally.failures.size() - kShownFailures);
+  if (tally.failures.empty())
+    fmt::print("ok: {} cases, {} runs, all within tolerance of the fp64 oracle\n", cases, tally.runs);
+  else
+    fmt::print("{} of {} runs failed\n", tally.failures.size(), tally.runs);
+}
+
+int run(const CheckOptions& options) {
+  std::vector<std::string> kernels;
+  const Result<std::vector<Backend>> backends = open_backends(options.backend, kernels);
+  if (!backends) return fail(backends.status());
+  const std::vector<testkit::DecodeCase> cases =
+      testkit::case_grid(options.quick ? testkit::GridSize::quick : testkit::GridSize::full);
+  Tally tally;
+  {
+    Progress progress("checking", cases.size());
+    for (std::size_t i = 0; i < cases.size(); ++i) {
+      progress.step(i, cases[i].spec());
+      testkit::PreparedCase prepared(cases[i]);
+      for (std::size_t k = 0; k < backends->size(); ++k) {
+        const Backend& backend = (*backends)[k];
+        // A kernel made for some formats is not at fault for the others.
+        if (options.backend.kernel != "auto" && !backend.supports(cases[i].problem()).ok) continue;
+        for (const Policy& policy : policies_for(i, options.quick))
+          tally.add(k, cases[i], testkit::run_case(backend, prepared, {.policy = policy}),
+                    fmt::format("kernel={} policy={}", kernels[k], policy_text(policy)));
+      }
+    }
+  }
+  if (tally.runs == 0) return fail(fmt::format("kernel {} serves none of the cases", options.backend.kernel));
+  if (options.json)
+    print_json(options, kernels, cases.size(), tally);
+  else
+    print_text(kernels, cases.size(), tally);
+  return tally.failures.empty() ? kExitOk : kExitCheckFailed;
+}
+
+}  // namespace
+
+void add_check(CLI::App& app, Action& action) {
+  auto options = std::make_shared<CheckOptions>();
+  CLI::App* command = app.add_subcommand("check", "Run the case grid against the fp64 oracle");
+  command->add_option("--backend", options->backend.name, "Where to run: cpu")->capture_default_str();
+  command
+      ->add_option("--kernel", options->backend.kernel,
+                   "all = every usable one, auto = the one latte would choose, or a name")
+      ->capture_default_str();
+  command->add_option("--threads", options->backend.threads, "Worker threads; 0 = all this process may use")
+      ->capture_default_str();
+  command->add_flag("--quick", options->quick, "A sample of the grid: seconds instead of minutes");
+  command->add_flag("--json", options->json, "One JSON object instead of tables");
+  command->footer(
+      "Exit code 1 when a result is outside the contract's tolerance.\n"
+      "Examples:\n"
+      "  latte check --quick\n"
+      "  latte check --kernel avx2 --threads 1");
+  command->callback([options, &action] { action = [options] { return run(*options); }; });
+}
+
+}  // namespace latte::cli

@@ -1,0 +1,105 @@
+// latte info: the machine, which kernels it can run and why not the others, and what latte supports at all.
+#include <sched.h>
+#include <thread>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "cli/build.hpp"
+#include "cli/commands.hpp"
+#include "cli/options.hpp"
+#include "cli/table.hpp"
+#include "latte/latte.hpp"
+
+namespace latte::cli {
+namespace {
+
+struct InfoOptions {
+  BackendChoice backend;
+  bool json = false;
+  bool support_markdown = false;
+};
+
+std::int32_t affinity_threads() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return 0;
+  return CPU_COUNT(&set);
+}
+
+// How the number of worker threads came about.
+std::string threads_reason(std::int32_t threads, std::int32_t asked) {
+  if (asked > 0) return "as --threads asks";
+  const std::int32_t allowed = affinity_threads();
+  const auto machine = static_cast<std::int32_t>(std::thread::hardware_concurrency());
+  if (allowed > 0 && threads < allowed)
+    return fmt::format("the cgroup's CPU quota; the affinity mask would allow {}", allowed);
+  return fmt::format("the affinity mask allows {}, the machine has {}; no lower cgroup quota", allowed,
+                     std::max(machine, allowed));
+}
+
+std::string support_markdown() {
+  std::string text = "| feature | CPU | CUDA |\n|---|---|---|\n";
+  for (const SupportRow& row : support_table())
+    text += fmt::format("| {} | {} | {} |\n", row.feature, row.cpu, row.cuda);
+  return text;
+}
+
+void print_json(const MachineInfo& info, const std::string& reason) {
+  nlohmann::ordered_json json = {{"version", version()},     {"commit", kCommit},        {"compiler", compiler()},
+                                 {"backend", info.backend},  {"cpu", info.cpu},          {"threads", info.threads},
+                                 {"threads_reason", reason}, {"features", info.features}};
+  for (const KernelInfo& kernel : info.kernels)
+    json["kernels"].push_back(
+        {{"name", kernel.name}, {"usable", kernel.usable}, {"reason", kernel.reason}, {"serves", kernel.serves}});
+  for (const SupportRow& row : support_table())
+    json["support"].push_back({{"feature", row.feature}, {"cpu", row.cpu}, {"cuda", row.cuda}});
+  fmt::print("{}\n", json.dump());
+}
+
+void print_text(const MachineInfo& info, const std::string& reason) {
+  fmt::print("latte {} ({}, {})\n", version(), kCommit, compiler());
+  fmt::print("machine   {}\n", info.cpu);
+  fmt::print("backend   {}\n", info.backend);
+  fmt::print("threads   {}: {}\n", info.threads, reason);
+  fmt::print("features  {}\n\n", info.features);
+  Table kernels({"kernel", "usable", "serves", "why"});
+  for (const KernelInfo& kernel : info.kernels)
+    kernels.add({kernel.name, kernel.usable ? "yes" : "no", kernel.serves, kernel.reason});
+  fmt::print("Kernels, best first:\n{}\n", kernels.text("  "));
+  Table support({"feature", "CPU", "CUDA"});
+  for (const SupportRow& row : support_table()) support.add({row.feature, row.cpu, row.cuda});
+  fmt::print("Support:\n{}", support.text("  "));
+}
+
+int run(const InfoOptions& options) {
+  if (options.support_markdown) {
+    fmt::print("{}", support_markdown());
+    return kExitOk;
+  }
+  const Result<Backend> backend = Backend::open({.name = options.backend.name, .threads = options.backend.threads});
+  if (!backend) return fail(backend.status());
+  const MachineInfo info = backend->info();
+  const std::string reason = threads_reason(info.threads, options.backend.threads);
+  if (options.json)
+    print_json(info, reason);
+  else
+    print_text(info, reason);
+  return kExitOk;
+}
+
+}  // namespace
+
+void add_info(CLI::App& app, Action& action) {
+  auto options = std::make_shared<InfoOptions>();
+  CLI::App* command =
+      app.add_subcommand("info", "The machine, its kernels and why the others are not used; what latte supports");
+  command->add_option("--backend", options->backend.name, "Which backend to ask: cpu")->capture_default_str();
+  command->add_option("--threads", options->backend.threads, "Worker threads; 0 = all this process may use")
+      ->capture_default_str();
+  command->add_flag("--json", options->json, "One JSON object instead of text");
+  command->add_flag("--support-markdown", options->support_markdown, "Only the support table, as the README has it");
+  command->callback([options, &action] { action = [options] { return run(*options); }; });
+}
+
+}  // namespace latte::cli

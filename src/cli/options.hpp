@@ -1,0 +1,57 @@
+// Options that several commands share, and the text forms of their values.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include <CLI/CLI.hpp>
+
+#include "cli/batch_spec.hpp"
+#include "latte/plan.hpp"
+#include "latte/problem.hpp"
+#include "latte/status.hpp"
+
+namespace latte::cli {
+
+// The attention's shape as typed. --model sets heads, widths and scale; the rest are single fields.
+struct ShapeOptions {
+  std::int32_t heads = 16;
+  std::int32_t latent = 512;
+  std::int32_t rope = 64;
+  std::int32_t page = 64;
+  std::string kv = "bf16";
+  std::string q = "auto";
+  std::string mask = "causal";
+  std::string model;
+  std::int32_t tp = 1;
+
+  void add_to(CLI::App& command);
+};
+
+struct Shape {
+  DecodeProblem problem;
+  float scale = 0;
+};
+Result<Shape> resolve(const ShapeOptions& options);
+
+struct BackendChoice {
+  std::string name = "cpu";
+  std::string kernel = "auto";
+  std::int32_t threads = 0;
+
+  void add_to(CLI::App& command);
+};
+
+// "balanced", "uniform:4", "batch_invariant", "batch_invariant:2048"
+Result<Policy> parse_policy(std::string_view text);
+std::string policy_text(const Policy& policy);
+
+// "1073741824", "256K", "512M", "1G"; powers of 1024.
+Result<std::int64_t> parse_bytes(std::string_view text);
+
+Result<KvFormat> parse_kv_format(std::string_view text);
+Result<Dtype> parse_dtype(std::string_view field, std::string_view text);
+Result<Mask> parse_mask(std::string_view text);
+
+}  // namespace latte::cli

@@ -1,0 +1,16 @@
+// Cases of a batch spec, and whether they fit this machine's memory.
+#pragma once
+
+#include "cli/batch_spec.hpp"
+#include "cli/options.hpp"
+#include "latte/status.hpp"
+#include "testkit/case.hpp"
+
+namespace latte::cli {
+
+testkit::DecodeCase make_case(const BatchSpec& spec, const Shape& shape);
+
+// An error when so many bytes are more than the machine has free: better than being killed half way.
+Status check_memory(double bytes);
+
+}  // namespace latte::cli
