@@ -1,0 +1,233 @@
+// The program as its users meet it: help, exit codes, what it prints.
+#include "program.hpp"
+
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "cli/batch_spec.hpp"
+#include "cli/options.hpp"
+#include "latte/latte.hpp"
+
+namespace latte::cli_test {
+namespace {
+
+using Json = nlohmann::json;
+
+std::vector<Json> json_lines(const std::string& text) {
+  std::vector<Json> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(Json::parse(line));
+  return lines;
+}
+
+TEST(Program, HelpAndVersionSucceedOnStdout) {
+  const ProgramRun help = run_latte({"--help"});
+  EXPECT_EQ(help.exit_code, 0);
+  EXPECT_EQ(help.err, "");
+  for (const char* word : {"info", "check", "bench", "plan", "run", "capture", "Exit codes"})
+    EXPECT_NE(help.out.find(word), std::string::npos) << word;
+  for (const char* command : {"info", "check", "bench", "plan", "run", "capture"}) {
+    const ProgramRun run = run_latte({command, "--help"});
+    EXPECT_EQ(run.exit_code, 0) << command;
+    EXPECT_NE(run.out.find("--help"), std::string::npos) << command;
+  }
+  const ProgramRun version_run = run_latte({"--version"});
+  EXPECT_EQ(version_run.exit_code, 0);
+  EXPECT_NE(version_run.out.find(version()), std::string::npos);
+}
+
+TEST(Program, BadUsageAndBadInputExitWithTwoAndSayWhy) {
+  const struct {
+    std::vector<std::string> arguments;
+    const char* message;
+  } rows[] = {
+      {{}, "subcommand"},
+      {{"brew"}, "brew"},
+      {{"bench"}, "--spec"},
+      {{"bench", "--spec", "16x"}, "spec"},
+      {{"bench", "--spec", "q1s1k", "--kv", "int4"}, "kv_format"},
+      {{"bench", "--spec", "q1s1k", "--heads", "0"}, "heads"},
+      {{"bench", "--spec", "q1s1k", "--heads", "many"}, "heads"},
+      {{"bench", "--spec", "q1s1k", "--page", "0"}, "page"},
+      {{"bench", "--spec", "q1s1k", "--policy", "fair"}, "--policy"},
+      {{"bench", "--spec", "q1s1k", "--kernel", "abacus"}, "kernel"},
+      {{"bench", "--spec", "q1s1k", "--op", "prefill"}, "--op"},
+      {{"bench", "--spec", "q1s1k", "--backend", "cuda"}, "cuda"},
+      {{"bench", "--spec", "q1s1k", "--model", "deepseek-v3", "--tp", "3"}, "--tp"},
+      {{"bench", "--spec", "q1s1k", "--model", "deepseek-v3", "--heads", "8"}, "--model"},
+      {{"bench", "--spec", "q1s1k", "--tp", "8"}, "--tp"},
+      {{"bench", "--spec", "q1s1k", "--working-set", "1T"}, "--working-set"},
+      {{"bench", "--spec", "q1s1k", "--repeats", "-1"}, "--repeats"},
+      {{"bench", "--spec", "q1s1k", "--threads", "-1"}, "threads"},
+      {{"bench", "--spec", "65536q1s1048576k"}, "GiB"},
+      {{"plan"}, "--spec"},
+      {{"plan", "--spec", "q1s4k", "--workers", "-1"}, "--workers"},
+      {{"plan", "--spec", "q1s4k", "--svg", "/nonexistent/plan.svg"}, "--svg"},
+      {{"run"}, "case"},
+      {{"run", "/nonexistent/case.safetensors"}, "/nonexistent/case.safetensors"},
+      {{"run", LATTE_PROGRAM_PATH}, "safetensors"},
+      {{"check", "--kernel", "abacus"}, "kernel"},
+      {{"info", "--backend", "abacus"}, "abacus"},
+      {{"capture", "--spec", "q1s8"}, "--out"},
+      {{"capture", "--spec", "q1s8", "--out", "/nonexistent/case.safetensors"}, "/nonexistent/case.safetensors"},
+      {{"capture", "--spec", "q1s8", "--out", "x", "--latent", "-5"}, "--latent"},
+  };
+  for (const auto& row : rows) {
+    std::string call = "latte";
+    for (const std::string& argument : row.arguments) call += " " + argument;
+    const ProgramRun run = run_latte(row.arguments);
+    EXPECT_EQ(run.exit_code, 2) << call;
+    EXPECT_EQ(run.out, "") << call;
+    EXPECT_EQ(run.err.substr(run.err.rfind("latte: ") == std::string::npos ? 0 : run.err.rfind("latte: "), 7),
+              "latte: ")
+        << call << "\n"
+        << run.err;
+    EXPECT_NE(run.err.find(row.message), std::string::npos) << call << "\n" << run.err;
+  }
+}
+
+TEST(Program, InfoNamesEveryKernelAndWhyNot) {
+  const ProgramRun run = run_latte({"info", "--json"});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const Json info = Json::parse(run.out);
+  EXPECT_GE(info["threads"].get<int>(), 1);
+  EXPECT_NE(info["threads_reason"], "");
+  bool scalar_usable = false;
+  for (const Json& kernel : info["kernels"]) {
+    if (kernel["name"] == "scalar") scalar_usable = kernel["usable"];
+    EXPECT_TRUE(kernel["usable"].get<bool>() || kernel["reason"] != "") << kernel["name"];
+  }
+  EXPECT_TRUE(scalar_usable);
+  EXPECT_FALSE(info["support"].empty());
+  const ProgramRun text = run_latte({"info", "--threads", "1"});
+  EXPECT_NE(text.out.find("as --threads asks"), std::string::npos);
+  EXPECT_NE(text.out.find("scalar"), std::string::npos);
+}
+
+TEST(Program, TheReadmeHasTheSupportTableOfTheCode) {
+  const std::string readme = read_file(std::filesystem::path(LATTE_SOURCE_DIR) / "README.md");
+  const std::string begin = "<!-- support-table:begin -->\n", end = "<!-- support-table:end -->";
+  const std::size_t from = readme.find(begin), to = readme.find(end);
+  ASSERT_NE(from, std::string::npos) << "README.md lacks " << begin;
+  ASSERT_NE(to, std::string::npos) << "README.md lacks " << end;
+  const ProgramRun run = run_latte({"info", "--support-markdown"});
+  ASSERT_EQ(run.exit_code, 0);
+  EXPECT_EQ(readme.substr(from + begin.size(), to - from - begin.size()), run.out)
+      << "paste the output of `latte info --support-markdown` between the markers";
+}
+
+TEST(Program, ThePlanInJsonIsAPlanOfItsBatch) {
+  const std::vector<std::vector<std::string>> calls = {
+      {"plan", "--spec", "1q1s64k_63q1s2k", "--workers", "132", "--json"},
+      {"plan", "--spec", "16q1s4k_4q4s1k", "--workers", "8", "--policy", "uniform:4", "--heads", "100", "--json"},
+      {"plan", "--spec", "3q3s300_2q1s0", "--workers", "5", "--policy", "batch_invariant:256", "--json"}};
+  for (const auto& call : calls) {
+    const ProgramRun run = run_latte(call);
+    ASSERT_EQ(run.exit_code, 0) << run.err;
+    const Json json = Json::parse(run.out);
+    const auto ints = [&](const char* name) { return json[name].get<std::vector<std::int32_t>>(); };
+    const auto meta = ints("work_meta_data"), indptr = ints("work_indptr"), reduce = ints("reduce_indptr"),
+               partials = ints("reduce_partial_map"), seq_lens = ints("seq_lens"), query_start = ints("query_start");
+    std::vector<WorkRecord> records;
+    for (const Json& r : json["work_info_set"]) records.push_back({r[0], r[1], r[2], r[3], r[4], r[5], r[6], r[7]});
+    std::vector<RowRange> finals;
+    for (const Json& r : json["reduce_final_map"]) finals.push_back({r[0], r[1]});
+
+    PlanConfig config{
+        .heads = json["heads"], .row_tile = json["row_tile"], .kv_block = json["kv_block"], .workers = json["workers"]};
+    config.policy = cli::parse_policy(json["policy"].get<std::string>()).value();
+    const Json& cost = json["cost"];
+    config.cost = {.piece_ticks = cost["piece_ticks"],
+                   .split_ticks = cost["split_ticks"],
+                   .block_ticks = cost["block_ticks"],
+                   .granule_ticks = cost["granule_ticks"],
+                   .row_granule = cost["row_granule"]};
+    config.limits = cli::parse_batch_spec(json["spec"].get<std::string>()).value().limits();
+    config.limits.workers = config.workers;
+    const Plan plan{meta, indptr, records, reduce, finals, partials};
+    const StepLengths lengths{.seq_lens = seq_lens, .query_start = query_start, .visible = {}};
+    const Status status = check_plan(config, lengths, plan);
+    EXPECT_TRUE(status.ok()) << run.out.substr(0, 200) << "\n" << status.message();
+    EXPECT_EQ(json["makespan_ticks"].get<std::int64_t>(), makespan_ticks(config, plan));
+  }
+}
+
+TEST(Program, ThePlanAsTextSumsUpAndTheSvgIsWritten) {
+  const std::string svg = (scratch() / "plan.svg").string();
+  const ProgramRun run = run_latte({"plan", "--spec", "256q1s4k", "--workers", "132", "--rows", "3", "--svg", svg});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  for (const char* text : {"256 requests", "workers    132", "makespan", "129 more workers"})
+    EXPECT_NE(run.out.find(text), std::string::npos) << text << "\n" << run.out;
+  const std::string drawn = read_file(svg);
+  EXPECT_EQ(drawn.rfind("<?xml", 0), 0u);
+  EXPECT_NE(drawn.find("132 workers"), std::string::npos);
+}
+
+TEST(Program, ABenchRowInJsonHasItsKeysAndAddsUp) {
+  const ProgramRun run =
+      run_latte({"bench", "--spec", "2q1s64", "--spec", "q3s100_q1s10", "4q1s1k", "--heads", "8", "--page", "16",
+                 "--kv", "bf16", "--policy", "uniform:2", "--repeats", "5", "--json"});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const std::vector<Json> rows = json_lines(run.out);
+  ASSERT_EQ(rows.size(), 3u);
+  const std::set<std::string> keys = {"op",     "backend",  "kernel",     "spec",     "heads",   "page",  "kv",
+                                      "policy", "time_us",  "spread_us",  "plan_us",  "bytes",   "flops", "gbps",
+                                      "tflops", "floor_us", "over_floor", "ceilings", "machine", "commit"};
+  const char* specs[] = {"2q1s64", "q3s100_q1s10", "4q1s1k"};
+  const double kv_tokens[] = {128, 110, 4096}, queries[] = {2, 4, 4}, pairs[] = {128, 98 + 99 + 100 + 10, 4096};
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const Json& row = rows[i];
+    std::set<std::string> found;
+    for (const auto& [key, value] : row.items()) found.insert(key);
+    EXPECT_EQ(found, keys);
+    EXPECT_EQ(row["op"], "decode");
+    EXPECT_EQ(row["backend"], "cpu");
+    EXPECT_EQ(row["spec"], specs[i]);
+    EXPECT_EQ(row["heads"], 8);
+    EXPECT_EQ(row["page"], 16);
+    EXPECT_EQ(row["kv"], "bf16");
+    EXPECT_EQ(row["policy"], "uniform:2");
+    EXPECT_TRUE(row["machine"].is_string());
+    EXPECT_TRUE(row["commit"].is_string());
+    const double time = row["time_us"], bytes = row["bytes"], flops = row["flops"], floor = row["floor_us"];
+    const double read = row["ceilings"]["read_gbps"], arithmetic = row["ceilings"]["tflops"];
+    EXPECT_GT(time, 0);
+    EXPECT_GT(row["plan_us"].get<double>(), 0);
+    EXPECT_GE(row["spread_us"].get<double>(), 0);
+    EXPECT_GT(read, 0);
+    EXPECT_GT(arithmetic, 0);
+    EXPECT_DOUBLE_EQ(bytes, kv_tokens[i] * 576 * 2 + queries[i] * 8 * (576 + 512) * 2);
+    EXPECT_DOUBLE_EQ(flops, 2 * 8 * pairs[i] * (576 + 512));
+    EXPECT_NEAR(floor, std::max(flops / arithmetic / 1e6, bytes / read / 1e3), 1e-9 * floor);
+    EXPECT_NEAR(row["over_floor"].get<double>(), time / floor, 1e-9 * time / floor);
+    EXPECT_NEAR(row["gbps"].get<double>(), bytes / time / 1e3, 1e-9);
+    EXPECT_NEAR(row["tflops"].get<double>(), flops / time / 1e6, 1e-9);
+  }
+}
+
+TEST(Program, ABenchTableHasAHeaderLineWithTheMachine) {
+  const ProgramRun run = run_latte(
+      {"bench", "--spec", "2q1s64", "--model", "deepseek-v3", "--tp", "8", "--repeats", "3", "--working-set", "1M"});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  for (const char* text : {"thread", "latte ", "ceilings for", "time/floor", "2q1s64"})
+    EXPECT_NE(run.out.find(text), std::string::npos) << text << "\n" << run.out;
+  EXPECT_NE(run.err.find("measuring"), std::string::npos);
+}
+
+TEST(Program, CheckPassesItsQuickGrid) {
+  const ProgramRun run = run_latte({"check", "--quick", "--json"});
+  EXPECT_EQ(run.exit_code, 0) << run.out << run.err;
+  const Json json = Json::parse(run.out);
+  EXPECT_EQ(json["failed"], 0);
+  EXPECT_GE(json["runs"].get<int>(), json["cases"].get<int>());
+  for (const Json& group : json["groups"])
+    EXPECT_LE(group["out_error"].get<double>(), group["out_allowed"].get<double>());
+}
+
+}  // namespace
+}  // namespace latte::cli_test

@@ -1,0 +1,106 @@
+// Equal bits: from run to run for every policy, and across batches and worker counts for the batch-invariant one.
+#include <gtest/gtest.h>
+
+#include "tests/kernel/support.hpp"
+
+namespace latte::testkit {
+namespace {
+
+class SameBits : public EachKernel {};
+class BatchInvariantBits : public EachKernel {};
+
+// One set of limits for all steps, as an engine has: chunk and kernel may depend on them.
+constexpr Limits kLimits{.max_requests = 16, .max_query_tokens = 4, .max_kv_tokens = 4096};
+
+DecodeCase mixed_batch() {
+  DecodeCase c;
+  c.requests = {{1, 700}, {3, 130}, {1, 64}, {2, 0}, {1, 1}, {4, 2500}, {1, 333}};
+  c.heads = 5;
+  c.page_size = 16;
+  c.seed = run_seed();
+  return c;
+}
+
+void run_step(const Backend& backend, DecodeBatch& batch, const Policy& policy, std::int32_t workers = 0) {
+  Limits limits = kLimits;
+  limits.workers = workers;
+  auto builder = MetadataBuilder::create(backend, batch.description().problem(), limits, {.policy = policy}).value();
+  batch.poison_outputs();
+  const Status status = decode(builder.build(0, batch.lengths()).value(), batch.args());
+  ASSERT_TRUE(status.ok()) << status.message();
+}
+
+TEST_P(SameBits, FromRunToRunForEveryPolicy) {
+  for (const DecodeCase& c : served_formats(mixed_batch())) {
+    DecodeBatch batch(c);
+    for (const Policy& policy : {Policy::balanced(), Policy::uniform(5), Policy::batch_invariant(256)}) {
+      run_step(backend, batch, policy);
+      const auto first = batch.result_bits();
+      auto builder = MetadataBuilder::create(backend, c.problem(), kLimits, {.policy = policy}).value();
+      const auto metadata = builder.build(0, batch.lengths()).value();
+      for (int repeat = 0; repeat < 8; ++repeat) {
+        batch.poison_outputs();
+        ASSERT_TRUE(decode(metadata, batch.args()).ok());
+        ASSERT_EQ(batch.result_bits(), first) << c.name() << " policy " << policy_name(policy.kind);
+      }
+    }
+  }
+}
+
+TEST_P(SameBits, WhereverThePagesLie) {
+  for (DecodeCase c : served_formats(mixed_batch())) {
+    DecodeBatch batch(c);
+    run_step(backend, batch, Policy::balanced());
+    c.page_seed = 1;
+    DecodeBatch moved(c);
+    run_step(backend, moved, Policy::balanced());
+    EXPECT_EQ(moved.result_bits(), batch.result_bits()) << c.name();
+  }
+}
+
+TEST_P(BatchInvariantBits, DoNotDependOnNeighboursOrderOrPadding) {
+  constexpr std::int32_t kPad = DecodeBatch::kPadding;
+  const std::vector<std::vector<std::int32_t>> steps = {
+      {0}, {1}, {2}, {3}, {4}, {5}, {6}, {6, 5, 4, 3, 2, 1, 0}, {kPad, 5, kPad, 0, 1, kPad}, {5, 5, 5, 2, 6, 6}};
+  for (std::int32_t chunk : {0, 256}) {
+    const Policy policy = Policy::batch_invariant(chunk);
+    for (const DecodeCase& c : served_formats(mixed_batch())) {
+      DecodeBatch whole(c);
+      run_step(backend, whole, policy);
+      for (const auto& order : steps) {
+        DecodeBatch step = whole.reordered(order);
+        run_step(backend, step, policy);
+        for (std::size_t i = 0; i < order.size(); ++i) {
+          if (order[i] == kPad) continue;
+          EXPECT_EQ(step.result_bits(static_cast<std::int32_t>(i)), whole.result_bits(order[i]))
+              << "request " << order[i] << " as number " << i << " of " << step.description().spec() << ": " << c.name()
+              << " chunk " << chunk;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(BatchInvariantBits, DoNotDependOnHowManyShareTheWork) {
+  for (const DecodeCase& c : served_formats(mixed_batch())) {
+    DecodeBatch batch(c);
+    run_step(backend, batch, Policy::batch_invariant(256));
+    const auto expected = batch.result_bits();
+    for (std::int32_t threads : {1, 2, 3, 5}) {
+      const Backend other = open_backend(GetParam(), threads);
+      run_step(other, batch, Policy::batch_invariant(256));
+      EXPECT_EQ(batch.result_bits(), expected) << c.name() << " threads " << threads;
+    }
+    const Backend wide = open_backend(GetParam(), 5);
+    for (std::int32_t workers : {1, 2, 3}) {
+      run_step(wide, batch, Policy::batch_invariant(256), workers);
+      EXPECT_EQ(batch.result_bits(), expected) << c.name() << " workers " << workers << " of 5";
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, SameBits, each_kernel(), kernel_test_name);
+INSTANTIATE_TEST_SUITE_P(Kernels, BatchInvariantBits, each_kernel(), kernel_test_name);
+
+}  // namespace
+}  // namespace latte::testkit

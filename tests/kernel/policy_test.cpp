@@ -1,0 +1,110 @@
+// However a step is planned, the answer is the same.
+#include <gtest/gtest.h>
+
+#include "tests/kernel/support.hpp"
+
+namespace latte::testkit {
+namespace {
+
+class EveryPolicy : public EachKernel {};
+
+DecodeCase skewed_batch() {
+  DecodeCase c;
+  c.requests = {{1, 1900}, {3, 130}, {1, 0}, {2, 65}, {1, 1}, {4, 700}, {0, 50}};
+  c.heads = 6;
+  c.page_size = 16;
+  return c;
+}
+
+TEST_P(EveryPolicy, AgreesWithTheOracle) {
+  for (const DecodeCase& c : served_formats(skewed_batch())) {
+    PreparedCase prepared(c);
+    expect_agreement(backend, prepared, {.policy = Policy::balanced()});
+    for (std::int32_t splits : {1, 2, 3, 7, 16})
+      expect_agreement(backend, prepared, {.policy = Policy::uniform(splits)});
+    for (std::int32_t chunk : {0, 128, 512, 1024})
+      expect_agreement(backend, prepared, {.policy = Policy::batch_invariant(chunk)});
+  }
+}
+
+TEST_P(EveryPolicy, CarriesOneHugeRequestAmongSmallOnes) {
+  DecodeCase c;
+  c.requests.assign(15, {1, 40});
+  c.requests.insert(c.requests.begin() + 7, {1, 20'000});
+  c.heads = 8;
+  for (const DecodeCase& served : served_formats(c)) {
+    PreparedCase prepared(served);
+    expect_agreement(backend, prepared, {.policy = Policy::balanced()});
+    expect_agreement(backend, prepared, {.policy = Policy::batch_invariant()});
+  }
+}
+
+TEST_P(EveryPolicy, WorksOnAPartOfTheMachine) {
+  const Backend wide = open_backend(GetParam(), 5);
+  for (const DecodeCase& c : served_formats(skewed_batch())) {
+    PreparedCase prepared(c);
+    for (std::int32_t workers : {1, 2, 4, 5})
+      for (const Policy& policy : {Policy::balanced(), Policy::uniform(3), Policy::batch_invariant(256)})
+        expect_agreement(wide, prepared, {.policy = policy}, c.limits(workers));
+  }
+}
+
+TEST_P(EveryPolicy, WorksWithLimitsFarAboveTheStep) {
+  for (const DecodeCase& c : served_formats(skewed_batch())) {
+    PreparedCase prepared(c);
+    const Limits limits{.max_requests = 64, .max_query_tokens = 16, .max_kv_tokens = 1 << 20};
+    for (const Policy& policy : {Policy::balanced(), Policy::uniform(4), Policy::batch_invariant(4096)})
+      expect_agreement(backend, prepared, {.policy = policy}, limits);
+  }
+}
+
+TEST_P(EveryPolicy, StepsInFlightKeepApartInTheirSlots) {
+  const Limits limits{.max_requests = 8, .max_query_tokens = 8, .max_kv_tokens = 4096};
+  for (const DecodeCase& shape : served_formats(skewed_batch())) {
+    std::vector<PreparedCase> steps;
+    for (std::int32_t i = 0; i < 3; ++i) {
+      DecodeCase c = shape;
+      c.seed = 10 + static_cast<std::uint64_t>(i);
+      c.requests = {{1 + i, 900 - 300 * i}, {2, 33 * (i + 1)}};
+      if (i == 1) c.requests.push_back({1, 5});
+      steps.emplace_back(c);
+    }
+    auto builder = MetadataBuilder::create(backend, shape.problem(), limits, {.slots = 3}).value();
+    std::vector<DecodeMetadata> planned;
+    for (std::int32_t i = 0; i < 3; ++i) planned.push_back(builder.build(i, steps[i].batch.lengths()).value());
+    for (std::int32_t i : {2, 0, 1, 2}) {
+      DecodeBatch& batch = steps[i].batch;
+      batch.poison_outputs();
+      const Status status = decode(planned[i], batch.args());
+      ASSERT_TRUE(status.ok()) << status.message();
+      const Comparison result = compare(batch.args().out, batch.args().lse, steps[i].oracle,
+                                        batch.description().tolerance(steps[i].oracle.max_abs_score));
+      EXPECT_TRUE(result.ok) << batch.description().name() << ": " << result.message;
+    }
+  }
+}
+
+TEST_P(EveryPolicy, TakesAWorkspaceFullOfGarbage) {
+  DecodeCase c = skewed_batch();
+  for (const DecodeCase& served : served_formats(c)) {
+    PreparedCase prepared(served);
+    auto builder = MetadataBuilder::create(backend, served.problem(), served.limits(),
+                                           {.policy = Policy::uniform(4), .own_workspace = false})
+                       .value();
+    const auto metadata = builder.build(0, prepared.batch.lengths()).value();
+    const Buffer workspace = poisoned_buffer(builder.workspace_bytes(), Fill::checked);
+    DecodeArgs args = prepared.batch.args();
+    args.workspace = {workspace.data(), workspace.size()};
+    const Status status = decode(metadata, args);
+    ASSERT_TRUE(status.ok()) << status.message();
+    const Comparison result =
+        compare(args.out, args.lse, prepared.oracle, served.tolerance(prepared.oracle.max_abs_score));
+    EXPECT_TRUE(result.ok) << served.name() << ": " << result.message;
+    EXPECT_FALSE(prepared.batch.guard_damage());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, EveryPolicy, each_kernel(), kernel_test_name);
+
+}  // namespace
+}  // namespace latte::testkit
