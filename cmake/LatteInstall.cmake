@@ -1,0 +1,27 @@
+# Headers, both libraries, CMake package, pkg-config file, program, man page.
+include(CMakePackageConfigHelpers)
+
+set(latte_package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/latte")
+
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/latte" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+install(TARGETS latte latte_shared EXPORT latte-targets)
+install(EXPORT latte-targets NAMESPACE latte:: DESTINATION "${latte_package_dir}")
+
+configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/latte-config.cmake.in"
+                              "${PROJECT_BINARY_DIR}/package/latte-config.cmake" INSTALL_DESTINATION
+                              "${latte_package_dir}")
+write_basic_package_version_file("${PROJECT_BINARY_DIR}/package/latte-config-version.cmake"
+                                 COMPATIBILITY SameMinorVersion)
+install(FILES "${PROJECT_BINARY_DIR}/package/latte-config.cmake"
+              "${PROJECT_BINARY_DIR}/package/latte-config-version.cmake" DESTINATION "${latte_package_dir}")
+
+# The file finds its prefix from where it lies, so that an installed tree can be moved.
+file(RELATIVE_PATH latte_pc_prefix "/prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig" /prefix)
+string(REGEX REPLACE "/$" "" latte_pc_prefix "${latte_pc_prefix}")
+configure_file("${PROJECT_SOURCE_DIR}/cmake/latte.pc.in" "${PROJECT_BINARY_DIR}/package/latte.pc" @ONLY)
+install(FILES "${PROJECT_BINARY_DIR}/package/latte.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
+
+if(LATTE_BUILD_PROGRAM)
+  install(TARGETS latte_program)
+  install(FILES "${PROJECT_SOURCE_DIR}/docs/latte.1" DESTINATION "${CMAKE_INSTALL_MANDIR}/man1")
+endif()
