@@ -30,12 +30,12 @@ inline float raise_max(RowState& state, float block_max) {
   return factor;
 }
 
-// Natural log of the sum of exponentials; empty -> -inf.
+// Natural log of the sum of exponentials; empty -> -inf. A NaN that came in as a score goes out again.
 inline float log_sum_exp(const RowState& state) {
-  return state.sum > 0 ? (state.max_log2 + std::log2(state.sum)) * kLn2 : kNegInf;
+  return state.sum == 0 ? kNegInf : (state.max_log2 + std::log2(state.sum)) * kLn2;
 }
 
-// What the accumulated output is multiplied with; empty -> 0, never NaN.
-inline float normalizer(const RowState& state) { return state.sum > 0 ? 1.0f / state.sum : 0.0f; }
+// What the accumulated output is multiplied with; empty -> 0.
+inline float normalizer(const RowState& state) { return state.sum == 0 ? 0.0f : 1.0f / state.sum; }
 
 }  // namespace latte

@@ -106,7 +106,7 @@ const Kernel kBf16[] = {
         .merge_row = N_AVX3::merge_row,
         .scratch_bytes = N_AVX3::bf16::scratch_bytes,
         .max_row_tile = N_AVX3::bf16::kRowTile,
-        .speed = {.block_ns = 5000, .row_block_ns = 60, .granule = 16},
+        .speed = {.block_ns = 4000, .row_block_ns = 120, .granule = 16},
         .burn = N_AVX3::bf16::burn_amx,
         .enter = N_AVX3::bf16::Amx::enter,
         .leave = N_AVX3::bf16::Amx::leave,

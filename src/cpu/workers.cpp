@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cfenv>
 #include <condition_variable>
 #include <cstdlib>
 #include <fstream>
@@ -24,6 +25,21 @@ inline void relax() {
   __builtin_ia32_pause();
 #endif
 }
+
+// The caller may have set another rounding mode or flush-to-zero; results must not depend on which worker ran a piece.
+class DefaultFloatingPoint {
+ public:
+  DefaultFloatingPoint() {
+    std::fegetenv(&callers_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~DefaultFloatingPoint() { std::fesetenv(&callers_); }
+  DefaultFloatingPoint(const DefaultFloatingPoint&) = delete;
+  DefaultFloatingPoint& operator=(const DefaultFloatingPoint&) = delete;
+
+ private:
+  std::fenv_t callers_;
+};
 
 // CPUs' worth of quota of this process's control group; 0 = unlimited.
 std::int32_t cgroup_quota() {
@@ -69,6 +85,7 @@ struct Workers::State {
   std::condition_variable wake, all_done;
 
   void loop(std::int32_t worker) {
+    std::fesetenv(FE_DFL_ENV);
     std::uint64_t seen = 0;
     for (;;) {
       for (int i = 0; i < spins && epoch.load(std::memory_order_acquire) == seen; ++i) relax();
@@ -117,7 +134,10 @@ void Workers::run(std::int32_t active, Task task, void* context) {
     s.pending.store(static_cast<std::int32_t>(s.threads.size()), std::memory_order_relaxed);
     s.publish();
   }
-  task(context, 0);
+  {
+    const DefaultFloatingPoint arithmetic;
+    task(context, 0);
+  }
   if (active <= 1) return;
   for (int i = 0; i < s.spins && s.pending.load(std::memory_order_acquire) > 0; ++i) relax();
   if (s.pending.load(std::memory_order_acquire) == 0) return;

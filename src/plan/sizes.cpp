@@ -7,9 +7,8 @@
 //               tiles are at most t(max_query), so  records <= tiles + t(max_query) * (total_kv / c).
 //               A split tile has at least one extra piece, so  partials <= 2 * t(max_query) * (total_kv / c) as well.
 //   balanced:   the cut line has W - 1 cuts, hence at most W - 1 extra pieces; uniform(n) is a candidate only with
-//   fewer
-//               than 2W extra pieces. So  records <= tiles + 2W - 1,  and as a split tile has at least one extra piece,
-//               partials <= 2 * (2W - 1).
+//               fewer than 2W extra pieces. So  records <= tiles + 2W - 1,  and as a split tile has at least one extra
+//               piece,  partials <= 2 * (2W - 1).
 //
 // Every partial has at most row_tile rows.
 #include <algorithm>

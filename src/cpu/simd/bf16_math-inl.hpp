@@ -48,8 +48,9 @@ struct Avx512 {
   }
 
   HWY_INLINE static void scores(Work& w, std::int32_t tokens) {
+    const std::int32_t lines = 2 * w.ahead.share(kStep / kBlock);  // this kernel's `accumulate` issues none
     for (std::int32_t t = 0; t < tokens; t += kBlock) {
-      w.ahead.lines(kBlock * w.width / kPair);
+      w.ahead.lines(lines);
       std::int32_t panel = 0;
       for (; panel + 2 <= w.panels; panel += 2) score_block<2>(w, t, panel);
       if (panel < w.panels) score_block<1>(w, t, panel);
@@ -117,89 +118,133 @@ struct Amx {
   }
   static void leave() { _tile_release(); }
 
-  HWY_INLINE static void scores(Work& w, std::int32_t tokens) {
+  // 32 tokens x 32 rows.
+  HWY_INLINE static void score_2x2(Work& w, std::int32_t t, std::int32_t panel, std::int32_t lines) {
     const std::int64_t q_panel = static_cast<std::int64_t>(w.width) * kPanel;
-    // As many lines of the next block as this one has, spread evenly over the products.
-    const std::int32_t lines = static_cast<std::int32_t>(ceil_div(2 * kPanel, ceil_div(w.panels, 2)));
-    for (std::int32_t t = 0; t < tokens; t += 2 * kPanel) {
-      const auto [k0, stride0] = w.keys[t / kPanel];
-      const auto [k1, stride1] = w.keys[t / kPanel + 1];
-      for (std::int32_t panel = 0; panel < w.panels; panel += 2) {
-        const std::uint16_t* q = w.s.q + panel * q_panel;
-        float* s = w.s.s + (static_cast<std::int64_t>(panel) * kStep + t) * kPanel;
-        const bool pair = panel + 1 < w.panels;
-        _tile_zero(0);
-        _tile_zero(2);
-        if (pair) {
-          _tile_zero(1);
-          _tile_zero(3);
-          for (std::int32_t c = 0; c < w.width; c += kPair) {
-            _tile_loadd(4, k0 + c, stride0 * 2);
-            _tile_loadd(5, k1 + c, stride1 * 2);
-            _tile_loadd(6, q + c * kPanel, 64);
-            _tile_loadd(7, q + q_panel + c * kPanel, 64);
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_dpbf16ps(1, 4, 7);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-            w.ahead.lines(lines);
-          }
-          _tile_stored(1, s + kStep * kPanel, 64);
-          _tile_stored(3, s + (kStep + kPanel) * kPanel, 64);
-        } else {
-          for (std::int32_t c = 0; c < w.width; c += kPair) {
-            _tile_loadd(6, q + c * kPanel, 64);
-            _tile_loadd(4, k0 + c, stride0 * 2);
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_loadd(5, k1 + c, stride1 * 2);
-            _tile_dpbf16ps(2, 5, 6);
-            w.ahead.lines(lines);
-          }
-        }
-        _tile_stored(0, s, 64);
-        _tile_stored(2, s + kPanel * kPanel, 64);
-      }
+    const auto [k0, stride0] = w.keys[t / kPanel];
+    const auto [k1, stride1] = w.keys[t / kPanel + 1];
+    const std::uint16_t* q = w.s.q + panel * q_panel;
+    float* s = w.s.s + (static_cast<std::int64_t>(panel) * kStep + t) * kPanel;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (std::int32_t c = 0; c < w.width; c += kPair) {
+      _tile_loadd(4, k0 + c, stride0 * 2);
+      _tile_loadd(5, k1 + c, stride1 * 2);
+      _tile_loadd(6, q + c * kPanel, 64);
+      _tile_loadd(7, q + q_panel + c * kPanel, 64);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+      w.ahead.lines(lines);
     }
+    _tile_stored(0, s, 64);
+    _tile_stored(1, s + kStep * kPanel, 64);
+    _tile_stored(2, s + kPanel * kPanel, 64);
+    _tile_stored(3, s + (kStep + kPanel) * kPanel, 64);
   }
 
-  HWY_INLINE static void accumulate(const Work& w, std::int32_t tokens) {
-    constexpr std::int32_t kTile = kPanel * kPair;  // elements of one tile of p or v
+  // 64 tokens x 16 rows, for the last panel of an odd number: five loads for four products. Past the end of a short
+  // block the last keys are taken again, and what they give is overwritten or never read.
+  HWY_INLINE static void score_4x1(Work& w, std::int32_t t, std::int32_t tokens, std::int32_t panel,
+                                   std::int32_t lines) {
+    const std::int32_t last = (tokens - 1) / kPanel;
+    const KeyTile& k0 = w.keys[t / kPanel];
+    const KeyTile& k1 = w.keys[std::min(t / kPanel + 1, last)];
+    const KeyTile& k2 = w.keys[std::min(t / kPanel + 2, last)];
+    const KeyTile& k3 = w.keys[std::min(t / kPanel + 3, last)];
+    const std::uint16_t* q = w.s.q + static_cast<std::int64_t>(panel) * w.width * kPanel;
+    float* s = w.s.s + (static_cast<std::int64_t>(panel) * kStep + t) * kPanel;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (std::int32_t c = 0; c < w.width; c += kPair) {
+      _tile_loadd(4, q + c * kPanel, 64);
+      _tile_loadd(5, k0.data + c, k0.stride * 2);
+      _tile_loadd(6, k1.data + c, k1.stride * 2);
+      _tile_loadd(7, k2.data + c, k2.stride * 2);
+      _tile_dpbf16ps(0, 5, 4);
+      _tile_loadd(5, k3.data + c, k3.stride * 2);
+      _tile_dpbf16ps(1, 6, 4);
+      _tile_dpbf16ps(2, 7, 4);
+      _tile_dpbf16ps(3, 5, 4);
+      w.ahead.lines(lines);
+    }
+    _tile_stored(0, s, 64);
+    _tile_stored(1, s + kPanel * kPanel, 64);
+    _tile_stored(2, s + 2 * kPanel * kPanel, 64);
+    _tile_stored(3, s + 3 * kPanel * kPanel, 64);
+  }
+
+  HWY_INLINE static void scores(Work& w, std::int32_t tokens) {
+    const std::int32_t pairs = w.panels / 2, odd = w.panels % 2;
+    const std::int32_t lines = w.ahead.share((2 * pairs + odd) * (kStep / 64) * (w.width / kPair));
+    for (std::int32_t t = 0; t < tokens; t += 2 * kPanel)
+      for (std::int32_t panel = 0; panel < 2 * pairs; panel += 2) score_2x2(w, t, panel, lines);
+    if (odd)
+      for (std::int32_t t = 0; t < tokens; t += 4 * kPanel) score_4x1(w, t, tokens, w.panels - 1, lines);
+  }
+
+  static constexpr std::int32_t kTile = kPanel * kPair;      // elements of a tile of p or v
+  static constexpr std::int32_t kOutTile = kPanel * kPanel;  // elements of a tile of o
+
+  // 32 rows x 32 columns.
+  HWY_INLINE static void accumulate_2x2(Work& w, std::int32_t panel, std::int32_t column, std::int32_t tokens,
+                                        std::int32_t lines) {
     const std::int64_t p_panel = static_cast<std::int64_t>(kPanel) * kStep, o_panel = w.o_panel(1, 0);
+    const std::uint16_t* v = w.s.v + column * w.s.v_panel;
+    const std::uint16_t* p = w.s.p + panel * p_panel;
+    float* o = w.s.o + w.o_panel(panel, column);
+    _tile_loadd(0, o, 64);
+    _tile_loadd(1, o + kOutTile, 64);
+    _tile_loadd(2, o + o_panel, 64);
+    _tile_loadd(3, o + o_panel + kOutTile, 64);
+    for (std::int32_t t = 0; t < tokens; t += kPair, v += kTile, p += kTile) {
+      _tile_loadd(4, p, 64);
+      _tile_loadd(5, p + p_panel, 64);
+      _tile_loadd(6, v, 64);
+      _tile_loadd(7, v + w.s.v_panel, 64);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+      w.ahead.lines(lines);
+    }
+    _tile_stored(0, o, 64);
+    _tile_stored(1, o + kOutTile, 64);
+    _tile_stored(2, o + o_panel, 64);
+    _tile_stored(3, o + o_panel + kOutTile, 64);
+  }
+
+  // 16 rows x 32 columns, for the last panel of an odd number. Column panels come in pairs, not always in fours.
+  HWY_INLINE static void accumulate_1x2(Work& w, std::int32_t panel, std::int32_t column, std::int32_t tokens,
+                                        std::int32_t lines) {
+    const std::uint16_t* v = w.s.v + column * w.s.v_panel;
+    const std::uint16_t* p = w.s.p + static_cast<std::int64_t>(panel) * kPanel * kStep;
+    float* o = w.s.o + w.o_panel(panel, column);
+    _tile_loadd(0, o, 64);
+    _tile_loadd(1, o + kOutTile, 64);
+    for (std::int32_t t = 0; t < tokens; t += kPair, v += kTile, p += kTile) {
+      _tile_loadd(4, p, 64);
+      _tile_loadd(6, v, 64);
+      _tile_loadd(7, v + w.s.v_panel, 64);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 4, 7);
+      w.ahead.lines(lines);
+    }
+    _tile_stored(0, o, 64);
+    _tile_stored(1, o + kOutTile, 64);
+  }
+
+  HWY_INLINE static void accumulate(Work& w, std::int32_t tokens) {
+    const std::int32_t pairs = w.panels / 2, odd = w.panels % 2;
+    const std::int32_t lines = w.ahead.share((pairs + odd) * (w.column_panels / 2) * (kStep / kPair));
     for (std::int32_t column = 0; column < w.column_panels; column += 2) {
-      for (std::int32_t panel = 0; panel < w.panels; panel += 2) {
-        const std::uint16_t* v = w.s.v + column * w.s.v_panel;
-        const std::uint16_t* p = w.s.p + panel * p_panel;
-        float* o = w.s.o + w.o_panel(panel, column);
-        const bool pair = panel + 1 < w.panels;
-        _tile_loadd(0, o, 64);
-        _tile_loadd(1, o + kPanel * kPanel, 64);
-        if (pair) {
-          _tile_loadd(2, o + o_panel, 64);
-          _tile_loadd(3, o + o_panel + kPanel * kPanel, 64);
-          for (std::int32_t t = 0; t < tokens; t += kPair, v += kTile, p += kTile) {
-            _tile_loadd(4, p, 64);
-            _tile_loadd(5, p + p_panel, 64);
-            _tile_loadd(6, v, 64);
-            _tile_loadd(7, v + w.s.v_panel, 64);
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_dpbf16ps(1, 4, 7);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-          }
-          _tile_stored(2, o + o_panel, 64);
-          _tile_stored(3, o + o_panel + kPanel * kPanel, 64);
-        } else {
-          for (std::int32_t t = 0; t < tokens; t += kPair, v += kTile, p += kTile) {
-            _tile_loadd(4, p, 64);
-            _tile_loadd(6, v, 64);
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_loadd(7, v + w.s.v_panel, 64);
-            _tile_dpbf16ps(1, 4, 7);
-          }
-        }
-        _tile_stored(0, o, 64);
-        _tile_stored(1, o + kPanel * kPanel, 64);
-      }
+      for (std::int32_t panel = 0; panel < 2 * pairs; panel += 2) accumulate_2x2(w, panel, column, tokens, lines);
+      if (odd) accumulate_1x2(w, w.panels - 1, column, tokens, lines);
     }
   }
 };

@@ -18,12 +18,12 @@
 HWY_BEFORE_NAMESPACE();
 namespace latte::cpu::HWY_NAMESPACE {
 
-// 2^x for x <= kMaxLag, by 2^n * p(x - n) with n the nearest integer; p is minimax on [-0.5, 0.5], relative error 2e-9
+// 2^x for x <= kMaxLag, by 2^n * p(x - n) with n the nearest integer; p is minimax on [-0.5, 0.5], relative error 2e-8
 // before rounding.
 HWY_INLINE VF32 exp2_vector(VF32 x) {
   const F32 d;
   const I32 di;
-  x = hn::Max(x, hn::Set(d, -125.0f));
+  x = hn::Max(hn::Set(d, -125.0f), x);  // in this order a NaN stays one on x86
   const auto n = hn::NearestInt(x);
   const auto f = hn::Sub(x, hn::ConvertTo(d, n));
   auto p = hn::MulAdd(hn::Set(d, 0.00015345811f), f, hn::Set(d, 0.0013399931f));
