@@ -2,16 +2,21 @@
 // share layouts and everything but the matrix product, because a tile instruction does to 16 rows what the dot product
 // does to one: c[16 lanes] += a-pair (broadcast) . b-pairs[16 lanes].
 //
-//   pages --load--> k[step][width], or in place --scores--> s[panel][step][16 rows] --absorb--> p --accumulate--> o
-//              `--> v[column panel][step/2][16][2] ----------------------------------------------------^
+//   pages --open--> keys[step][width], or in place --scores--> s[panel][step][16 rows] --Absorb--> p --accumulate--> o
+//              `--PairUp--> v[column panel][step/2][16][2] --------------------------------------------------^
 //
 // S^T = K Q^T: keys are the row operand as they lie in the cache (bf16 tokens of one page are read where they are),
-// only Q needs its values in pairs, once per piece. O = P V: V's tokens are paired up once per block for all heads.
-// While the tiles multiply, the next block's cache lines are on their way to L2. A panel is 16 rows (or 16 columns of
-// V); everything is stored panel by panel so that a 16 x 64-byte tile is one kilobyte without gaps.
+// only Q needs its values in pairs, once per piece. O = P V: V's tokens are paired up once per block for all heads. A
+// panel is 16 rows (or 16 columns of V); everything is stored panel by panel so that a 16 x 64-byte tile is one
+// kilobyte without gaps.
 //
-// Budget for 128 rows and 128 tokens a step: q 147 KB, v 131, s 66, p 33, o 262, this block and the next 147 each
-// = 0.93 MB: two hardware threads fit into the 2 MB of L2 they share.
+// Tile products run beside the vector units, so the vector work is done in slices inside the products' loops:
+//
+//   scores(j + 1)  with  Absorb(j)      and half of the fetches of block j + 2
+//   accumulate(j)  with  PairUp(j + 1)  and the other half
+//
+// Budget for 128 rows and 128 tokens a step: q 147 KB, s 2 x 66, p 33, v 2 x 131, o 262, two blocks of keys 295
+// = 1.13 MB of 2 MB of L2.
 //
 // fp8_e4m3 values are exact in bf16. An fp8_ds_mla value (e4m3 times fp32) is not: its key is staged as two bf16
 // numbers, hi and lo, side by side, and the query repeats its latent part to meet both, which keeps scores exact to
@@ -34,9 +39,9 @@ inline constexpr std::int32_t kRowTile = 128;
 static_assert(kLanes == kPanel);
 
 struct Scratch {
-  std::uint16_t *q, *k, *v, *p;
+  std::uint16_t *q, *k, *v[2], *p;
   std::uint32_t* pairs;  // P^T of one panel, two tokens a word, before it is turned into tiles
-  float *s, *o, *row;
+  float *s[2], *o, *row;
   float *max_log2, *sum, *factor;
   std::int32_t* bound;
   std::int64_t v_panel;  // elements between column panels: one cache line more than they need, to spread over sets
@@ -46,10 +51,10 @@ struct Scratch {
     v_panel = kStep * kPanel + 32;
     q = carver.take<std::uint16_t>(padded * key_width);
     k = carver.take<std::uint16_t>(kStep * static_cast<std::int64_t>(key_width));
-    v = carver.take<std::uint16_t>(round_up(latent, 2 * kPanel) / kPanel * v_panel);
+    for (std::uint16_t*& block : v) block = carver.take<std::uint16_t>(round_up(latent, 2 * kPanel) / kPanel * v_panel);
     p = carver.take<std::uint16_t>(padded * kStep);
     pairs = carver.take<std::uint32_t>(kStep / 2 * kPanel);
-    s = carver.take<float>(padded * kStep);
+    for (float*& block : s) block = carver.take<float>(padded * kStep);
     o = carver.take<float>(padded * round_up(latent, 2 * kPanel));
     row = carver.take<float>(std::max(key_width, 2 * kPair) + latent);
     max_log2 = carver.take<float>(padded);
@@ -72,17 +77,15 @@ struct KeyTile {
   std::int64_t stride;
 };
 
-// Fetches the tokens of the next block into L2 while this one is worked on. Memory is busy all the time only if the
-// fetches are spread over all of the work, so `load`, `scores` and `accumulate` each issue a third of them, a few lines
-// at every turn of their inner loops.
+// Fetches tokens into L2, a few lines at every turn of an inner loop.
 class Prefetch {
  public:
   Prefetch(const TokenReader& reader, std::int32_t token_bytes) : reader_(reader), token_bytes_(token_bytes) {}
 
   void aim(std::int32_t first, std::int32_t end) { next_ = first, end_ = end, offset_ = token_bytes_; }
-  // How many lines to fetch at each of `turns` turns.
+  // Lines to fetch at each of `turns` turns to have fetched half a block.
   std::int32_t share(std::int32_t turns) const {
-    return static_cast<std::int32_t>(ceil_div(std::int64_t{kStep} * ceil_div(token_bytes_, 64), 3 * turns));
+    return static_cast<std::int32_t>(ceil_div(std::int64_t{kStep} * ceil_div(token_bytes_, 64), 2 * turns));
   }
   HWY_INLINE void lines(std::int32_t count) {
     for (; count > 0; --count) {
@@ -103,12 +106,21 @@ class Prefetch {
   const char* token_ = nullptr;
 };
 
+// Up to kStep tokens on their way through the kernel. Two are in flight: one is scored while the other is absorbed.
+struct Block {
+  float* s;          // scores
+  std::uint16_t* v;  // value pairs
+  std::int32_t first = 0, tokens = 0;
+  KeyTile keys[kStep / kPanel];
+
+  std::int32_t padded() const { return static_cast<std::int32_t>(round_up(tokens, kPair)); }
+};
+
 struct Work {
   const Piece& piece;
   Scratch s;
   const TokenReader& reader;
   Prefetch ahead;
-  KeyTile keys[kStep / kPanel];
   std::int32_t rows, panels, latent, rope, width;
   std::int32_t column_panels;  // of V and O; the last may be half used when latent is an odd multiple of 16
 
@@ -224,21 +236,6 @@ HWY_INLINE void pack_query(Work& w) {
   std::fill(w.s.o, w.s.o + w.o_panel(w.panels, 0), 0.0f);
 }
 
-// Two staged tokens' latent parts, interleaved into their row of every column panel.
-HWY_INLINE void pair_values(const Work& w, const std::uint16_t* even, const std::uint16_t* odd, std::int32_t pair) {
-  // Word i of the low result is (even[i], odd[i]) for columns 0..15, of the high one for columns 16..31.
-  const __m512i low_index = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,
-                                             37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
-  const __m512i high_index = _mm512_add_epi16(low_index, _mm512_set1_epi16(16));
-  std::uint16_t* v = w.s.v + static_cast<std::int64_t>(pair) * 2 * kPanel;
-  // When latent is an odd multiple of 16 the last half reads into the rope part: finite, and never looked at.
-  for (std::int32_t panel = 0; panel < w.column_panels; panel += 2) {
-    const __m512i a = _mm512_loadu_si512(even + panel * kPanel), b = _mm512_loadu_si512(odd + panel * kPanel);
-    _mm512_storeu_si512(v + panel * w.s.v_panel, _mm512_permutex2var_epi16(a, low_index, b));
-    _mm512_storeu_si512(v + (panel + 1) * w.s.v_panel, _mm512_permutex2var_epi16(a, high_index, b));
-  }
-}
-
 // Sixteen tokens as staged keys; those past the end are zero.
 HWY_INLINE void stage_keys(const Work& w, std::int32_t first, std::int32_t tokens, std::uint16_t* keys) {
   const KvFormat format = w.piece.call.kv.format;
@@ -255,27 +252,61 @@ HWY_INLINE void stage_keys(const Work& w, std::int32_t first, std::int32_t token
   }
 }
 
-// Makes keys and value pairs of `tokens` tokens from `first` on, up to a whole number of tiles.
-HWY_INLINE void load(Work& w, std::int32_t first, std::int32_t tokens) {
+// Gives a block its tokens and their keys, up to a whole number of tiles.
+HWY_INLINE void open(Work& w, Block& block, std::int32_t first) {
   const CacheView& kv = w.piece.call.kv;
+  block.first = first;
+  block.tokens = std::min(kStep, w.piece.record.kv_end - first);
   // Whole tile rows, and element strides: what a tile can be loaded from directly.
   const bool direct = kv.format == KvFormat::bf16 && w.width == w.latent + w.rope && kv.token_stride_bytes % 2 == 0;
-  const std::int32_t lines = w.ahead.share(kStep / 2);
-  for (std::int32_t t = 0; t < round_up(tokens, kPair); t += kPanel) {
-    KeyTile& tile = w.keys[t / kPanel];
-    if (direct && t + kPanel <= tokens && w.reader.run(first + t, kPanel) == kPanel) {
+  for (std::int32_t t = 0; t < block.padded(); t += kPanel) {
+    KeyTile& tile = block.keys[t / kPanel];
+    if (direct && t + kPanel <= block.tokens && w.reader.run(first + t, kPanel) == kPanel) {
       tile = {reinterpret_cast<const std::uint16_t*>(w.reader.at(first + t)), kv.token_stride_bytes / 2};
     } else {
       std::uint16_t* staged = w.s.k + static_cast<std::int64_t>(t) * w.width;
-      stage_keys(w, first + t, tokens - t, staged);
+      stage_keys(w, first + t, block.tokens - t, staged);
       tile = {staged, w.width};
-    }
-    for (std::int32_t i = 0; i < kPanel; i += 2) {
-      pair_values(w, tile.data + i * tile.stride, tile.data + (i + 1) * tile.stride, (t + i) / 2);
-      w.ahead.lines(lines);
     }
   }
 }
+
+// Interleaves the latent parts of a block's tokens, two by two, into their rows of every column panel. A slice is a
+// quarter of a pair.
+class PairUp {
+ public:
+  PairUp(const Work& w, const Block& block) : w_(w), block_(block), left_(block.padded() / 2) {}
+
+  HWY_INLINE void step() {
+    if (pair_ >= left_) return;
+    // Word i of the low result is (even[i], odd[i]) for columns 0..15, of the high one for columns 16..31.
+    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37,
+                                         5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    const KeyTile& tile = block_.keys[pair_ * 2 / kPanel];
+    const std::uint16_t* even = tile.data + pair_ * 2 % kPanel * tile.stride;
+    const std::uint16_t* odd = even + tile.stride;
+    std::uint16_t* v = block_.v + static_cast<std::int64_t>(pair_) * 2 * kPanel;
+    const std::int32_t end = std::min(panel_ + kSlice, w_.column_panels);
+    // When latent is an odd multiple of 16 the last half reads into the rope part: finite, and never looked at.
+    for (; panel_ < end; panel_ += 2) {
+      const __m512i a = _mm512_loadu_si512(even + panel_ * kPanel), b = _mm512_loadu_si512(odd + panel_ * kPanel);
+      _mm512_storeu_si512(v + panel_ * w_.s.v_panel, _mm512_permutex2var_epi16(a, low, b));
+      _mm512_storeu_si512(v + (panel_ + 1) * w_.s.v_panel, _mm512_permutex2var_epi16(a, high, b));
+    }
+    if (panel_ >= w_.column_panels) panel_ = 0, ++pair_;
+  }
+  HWY_INLINE void finish() {
+    while (pair_ < left_) step();
+  }
+
+ private:
+  static constexpr std::int32_t kSlice = 8;
+  const Work& w_;
+  const Block& block_;
+  const std::int32_t left_;
+  std::int32_t pair_ = 0, panel_ = 0;
+};
 
 // Two tokens' probabilities as bf16 pairs, one word a row.
 HWY_INLINE __m512i pair_bf16(__m512 even, __m512 odd) {
@@ -295,71 +326,114 @@ HWY_INLINE __m512 exp2_short(__m512 x) {
   return _mm512_scalef_ps(p, x);
 }
 
-// P^T of one panel, two tokens a word, zero past the end of the block up to a whole tile.
-template <bool masked>
-HWY_INLINE void absorb_panel(const float* s, std::int32_t first, std::int32_t tokens, float scale_log2,
-                             const PanelState& state, std::uint32_t* pairs) {
-  const __m512 reference = finite_reference(state).raw, scale = _mm512_set1_ps(scale_log2);
-  const __m512i bound = _mm512_loadu_si512(state.bound);
-  const auto probability = [&](std::int32_t t) HWY_ATTR {
-    const __m512 p = exp2_short(_mm512_fmsub_ps(_mm512_loadu_ps(s + t * kPanel), scale, reference));
-    if constexpr (!masked) return p;
-    return _mm512_maskz_mov_ps(_mm512_cmpgt_epi32_mask(bound, _mm512_set1_epi32(first + t)), p);
-  };
-  __m512 sum0 = _mm512_loadu_ps(state.sum), sum1 = _mm512_setzero_ps();
-  std::int32_t t = 0;
-  for (; t + 2 <= tokens; t += 2) {
-    const __m512 p0 = probability(t), p1 = probability(t + 1);
-    sum0 = _mm512_add_ps(sum0, p0);
-    sum1 = _mm512_add_ps(sum1, p1);
-    _mm512_storeu_si512(pairs + t / 2 * kPanel, pair_bf16(p0, p1));
-  }
-  if (t < tokens) {
-    const __m512 p0 = probability(t);
-    sum0 = _mm512_add_ps(sum0, p0);
-    _mm512_storeu_si512(pairs + t / 2 * kPanel, pair_bf16(p0, _mm512_setzero_ps()));
-    t += 2;
-  }
-  for (; t % kPair != 0; t += 2) _mm512_storeu_si512(pairs + t / 2 * kPanel, _mm512_setzero_si512());
-  _mm512_storeu_ps(state.sum, _mm512_add_ps(sum0, sum1));
-}
-
-// S^T -> P, as tiles of 16 rows x 32 tokens: p[panel][token / 32][16][32].
-HWY_INLINE void absorb(Work& w, std::int32_t first, std::int32_t tokens) {
+// Raises every row's reference for a scored block and rescales the outputs of those that rose.
+HWY_INLINE void raise(Work& w, const Block& block) {
   const float scale_log2 = w.piece.call.score_scale * kLog2e;
   for (std::int32_t panel = 0; panel < w.panels; ++panel) {
     const std::int32_t row = panel * kPanel;
-    const float* s = w.s.s + static_cast<std::int64_t>(panel) * kStep * kPanel;
     const PanelState state{w.s.max_log2 + row, w.s.sum + row, w.s.bound + row};
-    const bool masked = needs_mask(state.bound, first + tokens);
-    if (raise_panel(s, first, tokens, scale_log2, masked, state, w.s.factor + row))
-      for (std::int32_t c = 0; c < w.column_panels; ++c)
-        for (std::int32_t r = 0; r < kPanel; ++r) {
-          float* o = w.s.o + w.o_panel(panel, c) + r * kPanel;
-          _mm512_storeu_ps(o, _mm512_mul_ps(_mm512_loadu_ps(o), _mm512_set1_ps(w.s.factor[row + r])));
-        }
-    if (masked)
-      absorb_panel<true>(s, first, tokens, scale_log2, state, w.s.pairs);
-    else
-      absorb_panel<false>(s, first, tokens, scale_log2, state, w.s.pairs);
-    auto* tiles = reinterpret_cast<std::uint32_t*>(w.s.p + static_cast<std::int64_t>(row) * kStep);
-    for (std::int32_t t = 0; t < tokens; t += kPair)
-      transpose_16x16(w.s.pairs + t / 2 * kPanel, kPanel, tiles + t / kPair * kPanel * kPanel, kPanel);
+    const bool masked = needs_mask(state.bound, block.first + block.tokens);
+    if (!raise_panel(block.s + static_cast<std::int64_t>(panel) * kStep * kPanel, block.first, block.tokens, scale_log2,
+                     masked, state, w.s.factor + row))
+      continue;
+    for (std::int32_t c = 0; c < w.column_panels; ++c)
+      for (std::int32_t r = 0; r < kPanel; ++r) {
+        float* o = w.s.o + w.o_panel(panel, c) + r * kPanel;
+        _mm512_storeu_ps(o, _mm512_mul_ps(_mm512_loadu_ps(o), _mm512_set1_ps(w.s.factor[row + r])));
+      }
   }
 }
 
-// The frame both kernels share; Math supplies the two matrix products.
+// S^T -> P of a scored and raised block, as tiles of 16 rows x 32 tokens: p[panel][token / 32][16][32]. Tokens past the
+// end of the block get probability 0. A slice is four tokens of a panel, or the transposition of a finished tile.
+class Absorb {
+ public:
+  Absorb(Work& w, const Block& block)
+      : w_(w), block_(block), scale_(w.piece.call.score_scale * kLog2e), end_(block.padded()) {
+    open_panel();
+  }
+
+  HWY_INLINE void step() {
+    if (panel_ >= w_.panels) return;
+    if (t_ == tile_ + kPair) {
+      auto* tiles = reinterpret_cast<std::uint32_t*>(w_.s.p + static_cast<std::int64_t>(panel_) * kPanel * kStep);
+      transpose_16x16(w_.s.pairs, kPanel, tiles + tile_ / kPair * kPanel * kPanel, kPanel);
+      tile_ = t_;
+      if (t_ >= end_) ++panel_, open_panel();
+      return;
+    }
+    if (masked_)
+      four_tokens<true>();
+    else
+      four_tokens<false>();
+    t_ += 4;
+  }
+  HWY_INLINE void finish() {
+    while (panel_ < w_.panels) step();
+  }
+
+ private:
+  HWY_INLINE void open_panel() {
+    t_ = tile_ = 0;
+    if (panel_ >= w_.panels) return;
+    const std::int32_t row = panel_ * kPanel, block_end = block_.first + block_.tokens;
+    scores_ = block_.s + static_cast<std::int64_t>(panel_) * kStep * kPanel;
+    sum_ = w_.s.sum + row;
+    _mm512_storeu_ps(reference_, finite_reference({w_.s.max_log2 + row, sum_, w_.s.bound + row}).raw);
+    const __m512i bound = _mm512_min_epi32(_mm512_loadu_si512(w_.s.bound + row), _mm512_set1_epi32(block_end));
+    _mm512_storeu_si512(bound_, bound);
+    masked_ = _mm512_cmplt_epi32_mask(bound, _mm512_set1_epi32(block_.first + end_)) != 0;
+  }
+
+  template <bool masked>
+  HWY_INLINE __m512 probability(std::int32_t t, __m512 scale, __m512 reference, __m512i bound) const {
+    const __m512 p = exp2_short(_mm512_fmsub_ps(_mm512_loadu_ps(scores_ + t * kPanel), scale, reference));
+    if constexpr (!masked) return p;
+    return _mm512_maskz_mov_ps(_mm512_cmpgt_epi32_mask(bound, _mm512_set1_epi32(block_.first + t)), p);
+  }
+
+  template <bool masked>
+  HWY_INLINE void four_tokens() {
+    const __m512 scale = _mm512_set1_ps(scale_), reference = _mm512_loadu_ps(reference_);
+    const __m512i bound = _mm512_loadu_si512(bound_);
+    const __m512 p0 = probability<masked>(t_, scale, reference, bound);
+    const __m512 p1 = probability<masked>(t_ + 1, scale, reference, bound);
+    const __m512 p2 = probability<masked>(t_ + 2, scale, reference, bound);
+    const __m512 p3 = probability<masked>(t_ + 3, scale, reference, bound);
+    std::uint32_t* pairs = w_.s.pairs + (t_ - tile_) / 2 * kPanel;
+    _mm512_storeu_si512(pairs, pair_bf16(p0, p1));
+    _mm512_storeu_si512(pairs + kPanel, pair_bf16(p2, p3));
+    const __m512 sum = _mm512_add_ps(_mm512_add_ps(p0, p1), _mm512_add_ps(p2, p3));
+    _mm512_storeu_ps(sum_, _mm512_add_ps(_mm512_loadu_ps(sum_), sum));
+  }
+
+  Work& w_;
+  const Block& block_;
+  const float scale_;
+  const std::int32_t end_;
+  std::int32_t panel_ = 0, t_ = 0, tile_ = 0;
+  bool masked_ = false;
+  const float* scores_ = nullptr;
+  float* sum_ = nullptr;
+  alignas(64) float reference_[kPanel];
+  alignas(64) std::int32_t bound_[kPanel];
+};
+
+// The frame both kernels share. Math supplies the two matrix products and calls what it is given once a turn of its
+// inner loop; how many turns there are, it says beforehand.
 template <class Math>
 HWY_INLINE void run_with(const Piece& piece) {
   const DecodeCall& call = piece.call;
-  const std::int32_t width = key_width(call.latent, call.rope, call.kv.format);
+  const std::int32_t width = key_width(call.latent, call.rope, call.kv.format), end = piece.record.kv_end;
+  const auto token_bytes =
+      static_cast<std::int32_t>(kv_token_elements(call.kv.format, call.latent, call.rope) *
+                                static_cast<std::int64_t>(dtype_bytes(kv_element_dtype(call.kv.format))));
   const TokenReader reader(call.kv, piece.record.request);
   Carver carver(piece.scratch);
   Work w{.piece = piece,
          .s = Scratch(carver, piece.rows(), call.latent, width),
          .reader = reader,
-         .ahead = Prefetch(reader, static_cast<std::int32_t>(kv_token_elements(call.kv.format, call.latent, call.rope) *
-                                                             dtype_bytes(kv_element_dtype(call.kv.format)))),
+         .ahead = Prefetch(reader, token_bytes),
          .rows = piece.rows(),
          .panels = static_cast<std::int32_t>(ceil_div(piece.rows(), kPanel)),
          .latent = call.latent,
@@ -367,13 +441,48 @@ HWY_INLINE void run_with(const Piece& piece) {
          .width = width,
          .column_panels = static_cast<std::int32_t>(round_up(call.latent, 2 * kPanel) / kPanel)};
   pack_query(w);
-  for (std::int32_t t = piece.record.kv_begin; t < piece.record.kv_end; t += kStep) {
-    const std::int32_t tokens = std::min(kStep, piece.record.kv_end - t);
-    w.ahead.aim(t + tokens, std::min(t + tokens + kStep, piece.record.kv_end));
-    load(w, t, tokens);
-    Math::scores(w, tokens);
-    absorb(w, t, tokens);
-    Math::accumulate(w, tokens);
+
+  Block blocks[2] = {{.s = w.s.s[0], .v = w.s.v[0]}, {.s = w.s.s[1], .v = w.s.v[1]}};
+  Block *now = &blocks[0], *next = &blocks[1];
+  const std::int32_t score_lines = w.ahead.share(Math::score_turns(w));
+  const std::int32_t accumulate_turns = Math::accumulate_turns(w);
+  const std::int32_t accumulate_lines = w.ahead.share(accumulate_turns);
+  // Four slices a pair of tokens, in as many turns as there are.
+  const auto pair_steps = static_cast<std::int32_t>(ceil_div(4 * kStep / 2, accumulate_turns));
+
+  if (piece.record.kv_begin < end) {
+    open(w, *now, piece.record.kv_begin);
+    w.ahead.aim(now->first + kStep, std::min(now->first + 2 * kStep, end));
+    PairUp pairs(w, *now);
+    Math::scores(w, *now, [&] {
+      pairs.step();
+      w.ahead.lines(2 * score_lines);
+    });
+    pairs.finish();
+  }
+  for (std::int32_t t = piece.record.kv_begin; t < end; t += kStep, std::swap(now, next)) {
+    const bool more = t + kStep < end;
+    raise(w, *now);
+    Absorb absorb(w, *now);
+    w.ahead.aim(t + 2 * kStep, std::min(t + 3 * kStep, end));
+    if (more) {
+      open(w, *next, t + kStep);
+      Math::scores(w, *next, [&] {
+        absorb.step();
+        w.ahead.lines(score_lines);
+      });
+    }
+    absorb.finish();
+    PairUp pairs(w, *next);
+    if (more) {
+      Math::accumulate(w, *now, [&] {
+        for (std::int32_t i = 0; i < pair_steps; ++i) pairs.step();
+        w.ahead.lines(accumulate_lines);
+      });
+      pairs.finish();
+    } else {
+      Math::accumulate(w, *now, [] {});
+    }
   }
   finish_rows(piece, w.s.max_log2, w.s.sum, [&](std::int32_t r) {
     for (std::int32_t c = 0; c < w.column_panels; ++c)

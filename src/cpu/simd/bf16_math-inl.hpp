@@ -25,12 +25,12 @@ struct Avx512 {
   static constexpr std::int32_t kBlock = 8;
 
   template <std::int32_t panels>
-  HWY_INLINE static void score_block(const Work& w, std::int32_t t, std::int32_t panel) {
-    const KeyTile& tile = w.keys[t / kPanel];
+  HWY_INLINE static void score_block(const Work& w, const Block& block, std::int32_t t, std::int32_t panel) {
+    const KeyTile& tile = block.keys[t / kPanel];
     const std::uint16_t* k = tile.data + t % kPanel * tile.stride;
     const std::uint16_t* q = w.s.q + static_cast<std::int64_t>(panel) * w.width * kPanel;
     const std::int64_t q_panel = static_cast<std::int64_t>(w.width) * kPanel;
-    float* s = w.s.s + (static_cast<std::int64_t>(panel) * kStep + t) * kPanel;
+    float* s = block.s + (static_cast<std::int64_t>(panel) * kStep + t) * kPanel;
     __m512 acc[kBlock][panels];
     for (auto& token : acc)
       for (__m512& a : token) a = _mm512_setzero_ps();
@@ -47,26 +47,33 @@ struct Avx512 {
       for (std::int32_t p = 0; p < panels; ++p) _mm512_storeu_ps(s + (p * kStep + i) * kPanel, acc[i][p]);
   }
 
-  HWY_INLINE static void scores(Work& w, std::int32_t tokens) {
-    const std::int32_t lines = 2 * w.ahead.share(kStep / kBlock);  // this kernel's `accumulate` issues none
-    for (std::int32_t t = 0; t < tokens; t += kBlock) {
-      w.ahead.lines(lines);
-      std::int32_t panel = 0;
-      for (; panel + 2 <= w.panels; panel += 2) score_block<2>(w, t, panel);
-      if (panel < w.panels) score_block<1>(w, t, panel);
-    }
+  static std::int32_t score_turns(const Work& w) {
+    return kStep / kBlock * static_cast<std::int32_t>(ceil_div(w.panels, 2));
+  }
+  static std::int32_t accumulate_turns(const Work& w) { return static_cast<std::int32_t>(ceil_div(w.rows, kBlock)); }
+
+  template <class Aside>
+  HWY_INLINE static void scores(const Work& w, const Block& block, const Aside& aside) {
+    for (std::int32_t t = 0; t < block.tokens; t += kBlock)
+      for (std::int32_t panel = 0; panel < w.panels; panel += 2) {
+        if (panel + 2 <= w.panels)
+          score_block<2>(w, block, t, panel);
+        else
+          score_block<1>(w, block, t, panel);
+        aside();
+      }
   }
 
   template <std::int32_t rows, std::int32_t columns>
-  HWY_INLINE static void accumulate_block(const Work& w, std::int32_t row, std::int32_t column, std::int32_t tokens) {
+  HWY_INLINE static void accumulate_block(const Work& w, const Block& block, std::int32_t row, std::int32_t column) {
     const std::int32_t panel = row / kPanel;
     float* o = w.s.o + w.o_panel(panel, column) + row % kPanel * kPanel;
     const std::uint16_t* p = w.s.p + static_cast<std::int64_t>(panel) * kPanel * kStep + row % kPanel * kPair;
-    const std::uint16_t* v = w.s.v + column * w.s.v_panel;
+    const std::uint16_t* v = block.v + column * w.s.v_panel;
     __m512 acc[rows][columns];
     for (std::int32_t r = 0; r < rows; ++r)
       for (std::int32_t c = 0; c < columns; ++c) acc[r][c] = _mm512_loadu_ps(o + (c * kPanel + r) * kPanel);
-    for (std::int32_t t = 0; t < tokens; t += kPair, p += kPanel * kPair)
+    for (std::int32_t t = 0; t < block.tokens; t += kPair, p += kPanel * kPair)
       for (std::int32_t pair = 0; pair < kPair; pair += 2) {
         __m512i value[columns];
         for (std::int32_t c = 0; c < columns; ++c)
@@ -83,19 +90,23 @@ struct Avx512 {
 
   // Fewer rows than a block get wider blocks, so that there are accumulators enough to hide the latency.
   template <std::int32_t rows>
-  HWY_INLINE static void accumulate_rows(const Work& w, std::int32_t row, std::int32_t left, std::int32_t tokens) {
+  HWY_INLINE static void accumulate_rows(const Work& w, const Block& block, std::int32_t row, std::int32_t left) {
     if constexpr (rows > 0) {
-      if (left < rows) return accumulate_rows<rows - 1>(w, row, left, tokens);
+      if (left < rows) return accumulate_rows<rows - 1>(w, block, row, left);
       constexpr std::int32_t columns = rows > 3 ? 2 : 4;
       std::int32_t column = 0;
       for (; column + columns <= w.column_panels; column += columns)
-        accumulate_block<rows, columns>(w, row, column, tokens);
-      for (; column < w.column_panels; ++column) accumulate_block<rows, 1>(w, row, column, tokens);
+        accumulate_block<rows, columns>(w, block, row, column);
+      for (; column < w.column_panels; ++column) accumulate_block<rows, 1>(w, block, row, column);
     }
   }
 
-  HWY_INLINE static void accumulate(const Work& w, std::int32_t tokens) {
-    for (std::int32_t row = 0; row < w.rows; row += kBlock) accumulate_rows<kBlock>(w, row, w.rows - row, tokens);
+  template <class Aside>
+  HWY_INLINE static void accumulate(const Work& w, const Block& block, const Aside& aside) {
+    for (std::int32_t row = 0; row < w.rows; row += kBlock) {
+      accumulate_rows<kBlock>(w, block, row, w.rows - row);
+      aside();
+    }
   }
 };
 
@@ -119,12 +130,14 @@ struct Amx {
   static void leave() { _tile_release(); }
 
   // 32 tokens x 32 rows.
-  HWY_INLINE static void score_2x2(Work& w, std::int32_t t, std::int32_t panel, std::int32_t lines) {
+  template <class Aside>
+  HWY_INLINE static void score_2x2(const Work& w, const Block& block, std::int32_t t, std::int32_t panel,
+                                   const Aside& aside) {
     const std::int64_t q_panel = static_cast<std::int64_t>(w.width) * kPanel;
-    const auto [k0, stride0] = w.keys[t / kPanel];
-    const auto [k1, stride1] = w.keys[t / kPanel + 1];
+    const auto [k0, stride0] = block.keys[t / kPanel];
+    const auto [k1, stride1] = block.keys[t / kPanel + 1];
     const std::uint16_t* q = w.s.q + panel * q_panel;
-    float* s = w.s.s + (static_cast<std::int64_t>(panel) * kStep + t) * kPanel;
+    float* s = block.s + (static_cast<std::int64_t>(panel) * kStep + t) * kPanel;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -138,7 +151,7 @@ struct Amx {
       _tile_dpbf16ps(1, 4, 7);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
-      w.ahead.lines(lines);
+      aside();
     }
     _tile_stored(0, s, 64);
     _tile_stored(1, s + kStep * kPanel, 64);
@@ -148,15 +161,16 @@ struct Amx {
 
   // 64 tokens x 16 rows, for the last panel of an odd number: five loads for four products. Past the end of a short
   // block the last keys are taken again, and what they give is overwritten or never read.
-  HWY_INLINE static void score_4x1(Work& w, std::int32_t t, std::int32_t tokens, std::int32_t panel,
-                                   std::int32_t lines) {
-    const std::int32_t last = (tokens - 1) / kPanel;
-    const KeyTile& k0 = w.keys[t / kPanel];
-    const KeyTile& k1 = w.keys[std::min(t / kPanel + 1, last)];
-    const KeyTile& k2 = w.keys[std::min(t / kPanel + 2, last)];
-    const KeyTile& k3 = w.keys[std::min(t / kPanel + 3, last)];
+  template <class Aside>
+  HWY_INLINE static void score_4x1(const Work& w, const Block& block, std::int32_t t, std::int32_t panel,
+                                   const Aside& aside) {
+    const std::int32_t last = (block.tokens - 1) / kPanel;
+    const KeyTile& k0 = block.keys[t / kPanel];
+    const KeyTile& k1 = block.keys[std::min(t / kPanel + 1, last)];
+    const KeyTile& k2 = block.keys[std::min(t / kPanel + 2, last)];
+    const KeyTile& k3 = block.keys[std::min(t / kPanel + 3, last)];
     const std::uint16_t* q = w.s.q + static_cast<std::int64_t>(panel) * w.width * kPanel;
-    float* s = w.s.s + (static_cast<std::int64_t>(panel) * kStep + t) * kPanel;
+    float* s = block.s + (static_cast<std::int64_t>(panel) * kStep + t) * kPanel;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -171,7 +185,7 @@ struct Amx {
       _tile_dpbf16ps(1, 6, 4);
       _tile_dpbf16ps(2, 7, 4);
       _tile_dpbf16ps(3, 5, 4);
-      w.ahead.lines(lines);
+      aside();
     }
     _tile_stored(0, s, 64);
     _tile_stored(1, s + kPanel * kPanel, 64);
@@ -179,30 +193,38 @@ struct Amx {
     _tile_stored(3, s + 3 * kPanel * kPanel, 64);
   }
 
-  HWY_INLINE static void scores(Work& w, std::int32_t tokens) {
-    const std::int32_t pairs = w.panels / 2, odd = w.panels % 2;
-    const std::int32_t lines = w.ahead.share((2 * pairs + odd) * (kStep / 64) * (w.width / kPair));
-    for (std::int32_t t = 0; t < tokens; t += 2 * kPanel)
-      for (std::int32_t panel = 0; panel < 2 * pairs; panel += 2) score_2x2(w, t, panel, lines);
-    if (odd)
-      for (std::int32_t t = 0; t < tokens; t += 4 * kPanel) score_4x1(w, t, tokens, w.panels - 1, lines);
+  static std::int32_t score_turns(const Work& w) {
+    return (w.panels / 2 * (kStep / 32) + w.panels % 2 * (kStep / 64)) * (w.width / kPair);
+  }
+  static std::int32_t accumulate_turns(const Work& w) {
+    return static_cast<std::int32_t>(ceil_div(w.panels, 2)) * (w.column_panels / 2) * (kStep / kPair);
+  }
+
+  template <class Aside>
+  HWY_INLINE static void scores(const Work& w, const Block& block, const Aside& aside) {
+    const std::int32_t paired = w.panels / 2 * 2;
+    for (std::int32_t t = 0; t < block.tokens; t += 2 * kPanel)
+      for (std::int32_t panel = 0; panel < paired; panel += 2) score_2x2(w, block, t, panel, aside);
+    if (paired < w.panels)
+      for (std::int32_t t = 0; t < block.tokens; t += 4 * kPanel) score_4x1(w, block, t, paired, aside);
   }
 
   static constexpr std::int32_t kTile = kPanel * kPair;      // elements of a tile of p or v
   static constexpr std::int32_t kOutTile = kPanel * kPanel;  // elements of a tile of o
 
   // 32 rows x 32 columns.
-  HWY_INLINE static void accumulate_2x2(Work& w, std::int32_t panel, std::int32_t column, std::int32_t tokens,
-                                        std::int32_t lines) {
+  template <class Aside>
+  HWY_INLINE static void accumulate_2x2(const Work& w, const Block& block, std::int32_t panel, std::int32_t column,
+                                        const Aside& aside) {
     const std::int64_t p_panel = static_cast<std::int64_t>(kPanel) * kStep, o_panel = w.o_panel(1, 0);
-    const std::uint16_t* v = w.s.v + column * w.s.v_panel;
+    const std::uint16_t* v = block.v + column * w.s.v_panel;
     const std::uint16_t* p = w.s.p + panel * p_panel;
     float* o = w.s.o + w.o_panel(panel, column);
     _tile_loadd(0, o, 64);
     _tile_loadd(1, o + kOutTile, 64);
     _tile_loadd(2, o + o_panel, 64);
     _tile_loadd(3, o + o_panel + kOutTile, 64);
-    for (std::int32_t t = 0; t < tokens; t += kPair, v += kTile, p += kTile) {
+    for (std::int32_t t = 0; t < block.tokens; t += kPair, v += kTile, p += kTile) {
       _tile_loadd(4, p, 64);
       _tile_loadd(5, p + p_panel, 64);
       _tile_loadd(6, v, 64);
@@ -211,7 +233,7 @@ struct Amx {
       _tile_dpbf16ps(1, 4, 7);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
-      w.ahead.lines(lines);
+      aside();
     }
     _tile_stored(0, o, 64);
     _tile_stored(1, o + kOutTile, 64);
@@ -220,31 +242,36 @@ struct Amx {
   }
 
   // 16 rows x 32 columns, for the last panel of an odd number. Column panels come in pairs, not always in fours.
-  HWY_INLINE static void accumulate_1x2(Work& w, std::int32_t panel, std::int32_t column, std::int32_t tokens,
-                                        std::int32_t lines) {
-    const std::uint16_t* v = w.s.v + column * w.s.v_panel;
+  template <class Aside>
+  HWY_INLINE static void accumulate_1x2(const Work& w, const Block& block, std::int32_t panel, std::int32_t column,
+                                        const Aside& aside) {
+    const std::uint16_t* v = block.v + column * w.s.v_panel;
     const std::uint16_t* p = w.s.p + static_cast<std::int64_t>(panel) * kPanel * kStep;
     float* o = w.s.o + w.o_panel(panel, column);
     _tile_loadd(0, o, 64);
     _tile_loadd(1, o + kOutTile, 64);
-    for (std::int32_t t = 0; t < tokens; t += kPair, v += kTile, p += kTile) {
+    for (std::int32_t t = 0; t < block.tokens; t += kPair, v += kTile, p += kTile) {
       _tile_loadd(4, p, 64);
       _tile_loadd(6, v, 64);
       _tile_loadd(7, v + w.s.v_panel, 64);
       _tile_dpbf16ps(0, 4, 6);
       _tile_dpbf16ps(1, 4, 7);
-      w.ahead.lines(lines);
+      aside();
     }
     _tile_stored(0, o, 64);
     _tile_stored(1, o + kOutTile, 64);
   }
 
-  HWY_INLINE static void accumulate(Work& w, std::int32_t tokens) {
-    const std::int32_t pairs = w.panels / 2, odd = w.panels % 2;
-    const std::int32_t lines = w.ahead.share((pairs + odd) * (w.column_panels / 2) * (kStep / kPair));
-    for (std::int32_t column = 0; column < w.column_panels; column += 2) {
-      for (std::int32_t panel = 0; panel < 2 * pairs; panel += 2) accumulate_2x2(w, panel, column, tokens, lines);
-      if (odd) accumulate_1x2(w, w.panels - 1, column, tokens, lines);
+  // Rows in groups of 64, so that a group's probabilities and two column panels of V stay in L1 together.
+  template <class Aside>
+  HWY_INLINE static void accumulate(const Work& w, const Block& block, const Aside& aside) {
+    constexpr std::int32_t kGroup = 4;
+    for (std::int32_t group = 0; group < w.panels; group += kGroup) {
+      const std::int32_t end = std::min(group + kGroup, w.panels), paired = end / 2 * 2;
+      for (std::int32_t column = 0; column < w.column_panels; column += 2) {
+        for (std::int32_t panel = group; panel < paired; panel += 2) accumulate_2x2(w, block, panel, column, aside);
+        if (paired < end) accumulate_1x2(w, block, paired, column, aside);
+      }
     }
   }
 };
