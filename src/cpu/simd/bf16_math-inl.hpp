@@ -110,10 +110,10 @@ struct Avx512 {
   }
 };
 
-// Tiles 0-3 accumulate a 2 x 2 block, 4 and 5 hold the row operand, 6 and 7 the column operand: four loads for four
-// products, the fewest that eight tiles allow. The loads come first: with a busy sibling hardware thread there are no
-// spare tiles to rename to, each product then waits for its loads, and this order loses the least
-// (docs/kernels/amx.md).
+// Tiles 0-3 accumulate a 2 x 2 block, 4 and 5 hold the row operand, 6 one column operand after the other: four loads
+// for four products, the fewest that eight tiles allow, and one tile left alone on purpose. The processor renames
+// tiles, but beside a busy sibling hardware thread it has few to rename to; a product took 28 ns there with all eight
+// in use, 20 with seven and 14 with four, and 7 in every case when the sibling was idle (docs/kernels/amx.md).
 struct Amx {
   struct alignas(64) Config {
     std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -146,11 +146,11 @@ struct Amx {
       _tile_loadd(4, k0 + c, stride0 * 2);
       _tile_loadd(5, k1 + c, stride1 * 2);
       _tile_loadd(6, q + c * kPanel, 64);
-      _tile_loadd(7, q + q_panel + c * kPanel, 64);
       _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(1, 4, 7);
       _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
+      _tile_loadd(6, q + q_panel + c * kPanel, 64);
+      _tile_dpbf16ps(1, 4, 6);
+      _tile_dpbf16ps(3, 5, 6);
       aside();
     }
     _tile_stored(0, s, 64);
@@ -159,42 +159,30 @@ struct Amx {
     _tile_stored(3, s + (kStep + kPanel) * kPanel, 64);
   }
 
-  // 64 tokens x 16 rows, for the last panel of an odd number: five loads for four products. Past the end of a short
-  // block the last keys are taken again, and what they give is overwritten or never read.
+  // 32 tokens x 16 rows, for the last panel of an odd number.
   template <class Aside>
-  HWY_INLINE static void score_4x1(const Work& w, const Block& block, std::int32_t t, std::int32_t panel,
+  HWY_INLINE static void score_2x1(const Work& w, const Block& block, std::int32_t t, std::int32_t panel,
                                    const Aside& aside) {
-    const std::int32_t last = (block.tokens - 1) / kPanel;
-    const KeyTile& k0 = block.keys[t / kPanel];
-    const KeyTile& k1 = block.keys[std::min(t / kPanel + 1, last)];
-    const KeyTile& k2 = block.keys[std::min(t / kPanel + 2, last)];
-    const KeyTile& k3 = block.keys[std::min(t / kPanel + 3, last)];
+    const auto [k0, stride0] = block.keys[t / kPanel];
+    const auto [k1, stride1] = block.keys[t / kPanel + 1];
     const std::uint16_t* q = w.s.q + static_cast<std::int64_t>(panel) * w.width * kPanel;
     float* s = block.s + (static_cast<std::int64_t>(panel) * kStep + t) * kPanel;
     _tile_zero(0);
     _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
     for (std::int32_t c = 0; c < w.width; c += kPair) {
-      _tile_loadd(4, q + c * kPanel, 64);
-      _tile_loadd(5, k0.data + c, k0.stride * 2);
-      _tile_loadd(6, k1.data + c, k1.stride * 2);
-      _tile_loadd(7, k2.data + c, k2.stride * 2);
-      _tile_dpbf16ps(0, 5, 4);
-      _tile_loadd(5, k3.data + c, k3.stride * 2);
-      _tile_dpbf16ps(1, 6, 4);
-      _tile_dpbf16ps(2, 7, 4);
-      _tile_dpbf16ps(3, 5, 4);
+      _tile_loadd(6, q + c * kPanel, 64);
+      _tile_loadd(4, k0 + c, stride0 * 2);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(4, k1 + c, stride1 * 2);
+      _tile_dpbf16ps(1, 4, 6);
       aside();
     }
     _tile_stored(0, s, 64);
     _tile_stored(1, s + kPanel * kPanel, 64);
-    _tile_stored(2, s + 2 * kPanel * kPanel, 64);
-    _tile_stored(3, s + 3 * kPanel * kPanel, 64);
   }
 
   static std::int32_t score_turns(const Work& w) {
-    return (w.panels / 2 * (kStep / 32) + w.panels % 2 * (kStep / 64)) * (w.width / kPair);
+    return static_cast<std::int32_t>(ceil_div(w.panels, 2)) * (kStep / 32) * (w.width / kPair);
   }
   static std::int32_t accumulate_turns(const Work& w) {
     return static_cast<std::int32_t>(ceil_div(w.panels, 2)) * (w.column_panels / 2) * (kStep / kPair);
@@ -202,11 +190,11 @@ struct Amx {
 
   template <class Aside>
   HWY_INLINE static void scores(const Work& w, const Block& block, const Aside& aside) {
-    const std::int32_t paired = w.panels / 2 * 2;
-    for (std::int32_t t = 0; t < block.tokens; t += 2 * kPanel)
-      for (std::int32_t panel = 0; panel < paired; panel += 2) score_2x2(w, block, t, panel, aside);
-    if (paired < w.panels)
-      for (std::int32_t t = 0; t < block.tokens; t += 4 * kPanel) score_4x1(w, block, t, paired, aside);
+    for (std::int32_t t = 0; t < block.tokens; t += 2 * kPanel) {
+      std::int32_t panel = 0;
+      for (; panel + 2 <= w.panels; panel += 2) score_2x2(w, block, t, panel, aside);
+      if (panel < w.panels) score_2x1(w, block, t, panel, aside);
+    }
   }
 
   static constexpr std::int32_t kTile = kPanel * kPair;      // elements of a tile of p or v
@@ -228,11 +216,11 @@ struct Amx {
       _tile_loadd(4, p, 64);
       _tile_loadd(5, p + p_panel, 64);
       _tile_loadd(6, v, 64);
-      _tile_loadd(7, v + w.s.v_panel, 64);
       _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(1, 4, 7);
       _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
+      _tile_loadd(6, v + w.s.v_panel, 64);
+      _tile_dpbf16ps(1, 4, 6);
+      _tile_dpbf16ps(3, 5, 6);
       aside();
     }
     _tile_stored(0, o, 64);
@@ -253,9 +241,9 @@ struct Amx {
     for (std::int32_t t = 0; t < block.tokens; t += kPair, v += kTile, p += kTile) {
       _tile_loadd(4, p, 64);
       _tile_loadd(6, v, 64);
-      _tile_loadd(7, v + w.s.v_panel, 64);
       _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(1, 4, 7);
+      _tile_loadd(6, v + w.s.v_panel, 64);
+      _tile_dpbf16ps(1, 4, 6);
       aside();
     }
     _tile_stored(0, o, 64);
