@@ -137,5 +137,7 @@ struct Kernel {
 std::span<const Kernel> bf16_kernels();  // simd_kernels.cpp: AMX and AVX-512 BF16
 std::span<const Kernel> fp32_kernels();  // simd_kernels.cpp: fp32 multiply-adds, per vector target
 const Kernel& scalar_kernel();           // scalar_kernel.cpp
+// simd_kernels.cpp: kernels for hardware that is not there, by name only.
+std::span<const Kernel> emulated_kernels();
 
 }  // namespace latte::cpu

@@ -16,6 +16,8 @@ std::vector<KernelListing> list_kernels() {
   for (const Kernel& kernel : bf16_kernels()) add(kernel);
   for (const Kernel& kernel : fp32_kernels()) add(kernel);
   add(scalar_kernel());
+  // Behind scalar, which takes everything: never chosen unless asked for.
+  for (const Kernel& kernel : emulated_kernels()) add(kernel);
   return list;
 }
 

@@ -102,14 +102,14 @@ const Kernel kBf16[] = {
               return f.amx_permitted;
             },
         .takes = fits_bf16,
-        .run = N_AVX3::bf16::run_amx,
+        .run = N_AVX3::bf16::run_amx<N_AVX3::bf16::HardwareTiles>,
         .merge_row = N_AVX3::merge_row,
         .scratch_bytes = N_AVX3::bf16::scratch_bytes,
         .max_row_tile = N_AVX3::bf16::kRowTile,
         .speed = {.block_ns = 4000, .row_block_ns = 120, .granule = 16},
         .burn = N_AVX3::bf16::burn_amx,
-        .enter = N_AVX3::bf16::Amx::enter,
-        .leave = N_AVX3::bf16::Amx::leave,
+        .enter = N_AVX3::bf16::HardwareTiles::enter,
+        .leave = N_AVX3::bf16::HardwareTiles::leave,
     },
     {
         .name = "avx512_bf16",
@@ -126,6 +126,23 @@ const Kernel kBf16[] = {
         .leave = kNothing,
     },
 };
+
+const Kernel kEmulated[] = {
+    {
+        .name = "amx_emulated",
+        .serves = "tests: what amx does, without its speed",
+        .usable = [](const Features& f, std::string& reason) { return present(f.avx512_bf16, "AVX-512 BF16", reason); },
+        .takes = fits_bf16,
+        .run = N_AVX3::bf16::run_amx<N_AVX3::bf16::EmulatedTiles>,
+        .merge_row = N_AVX3::merge_row,
+        .scratch_bytes = N_AVX3::bf16::scratch_bytes,
+        .max_row_tile = N_AVX3::bf16::kRowTile,
+        .speed = {.block_ns = 4000, .row_block_ns = 4000, .granule = 16},
+        .burn = N_AVX3::bf16::burn_avx512,
+        .enter = kNothing,
+        .leave = kNothing,
+    },
+};
 #endif
 
 }  // namespace
@@ -135,6 +152,14 @@ std::span<const Kernel> fp32_kernels() { return kFp32; }
 std::span<const Kernel> bf16_kernels() {
 #if HWY_TARGETS & HWY_AVX3
   return kBf16;
+#else
+  return {};
+#endif
+}
+
+std::span<const Kernel> emulated_kernels() {
+#if HWY_TARGETS & HWY_AVX3
+  return kEmulated;
 #else
   return {};
 #endif

@@ -15,6 +15,10 @@
 //   scores(j + 1)  with  Absorb(j)      and half of the fetches of block j + 2
 //   accumulate(j)  with  PairUp(j + 1)  and the other half
 //
+// With 16 rows or fewer, pairing V up would cost more than the products themselves. Then V too is read where it lies: a
+// tile takes two columns of a token for a pair, and each token's probability goes in beside a zero, once for the even
+// columns and once for the odd ones. Half of the products are with zero; there are few.
+//
 // Budget for 128 rows and 128 tokens a step: q 147 KB, s 2 x 66, p 33, v 2 x 131, o 262, two blocks of keys 295
 // = 1.13 MB of 2 MB of L2.
 //
@@ -39,7 +43,7 @@ inline constexpr std::int32_t kRowTile = 128;
 static_assert(kLanes == kPanel);
 
 struct Scratch {
-  std::uint16_t *q, *k, *v[2], *p;
+  std::uint16_t *q, *k[2], *v[2], *p;
   std::uint32_t* pairs;  // P^T of one panel, two tokens a word, before it is turned into tiles
   float *s[2], *o, *row;
   float *max_log2, *sum, *factor;
@@ -50,9 +54,9 @@ struct Scratch {
     const std::int64_t padded = round_up(rows, 2 * kPanel);
     v_panel = kStep * kPanel + 32;
     q = carver.take<std::uint16_t>(padded * key_width);
-    k = carver.take<std::uint16_t>(kStep * static_cast<std::int64_t>(key_width));
+    for (std::uint16_t*& block : k) block = carver.take<std::uint16_t>(kStep * static_cast<std::int64_t>(key_width));
     for (std::uint16_t*& block : v) block = carver.take<std::uint16_t>(round_up(latent, 2 * kPanel) / kPanel * v_panel);
-    p = carver.take<std::uint16_t>(padded * kStep);
+    p = carver.take<std::uint16_t>(std::max<std::int64_t>(padded, 4 * kPanel) * kStep);
     pairs = carver.take<std::uint32_t>(kStep / 2 * kPanel);
     for (float*& block : s) block = carver.take<float>(padded * kStep);
     o = carver.take<float>(padded * round_up(latent, 2 * kPanel));
@@ -109,6 +113,7 @@ class Prefetch {
 // Up to kStep tokens on their way through the kernel. Two are in flight: one is scored while the other is absorbed.
 struct Block {
   float* s;          // scores
+  std::uint16_t* k;  // keys that could not be used in place
   std::uint16_t* v;  // value pairs
   std::int32_t first = 0, tokens = 0;
   KeyTile keys[kStep / kPanel];
@@ -211,7 +216,7 @@ HWY_INLINE void ds_mla_to_bf16(const std::byte* token, float* row, std::uint16_t
 HWY_INLINE void pack_query(Work& w) {
   const QueryView& q = w.piece.call.q;
   const auto element = static_cast<std::int64_t>(dtype_bytes(q.dtype));
-  std::uint16_t* rows = w.s.k;  // not in use yet: 16 rows side by side
+  std::uint16_t* rows = w.s.k[0];  // not in use yet: 16 rows side by side
   for (std::int32_t panel = 0; panel < w.panels; ++panel) {
     for (std::int32_t i = 0; i < kPanel; ++i) {
       const std::int32_t r = panel * kPanel + i;
@@ -264,7 +269,7 @@ HWY_INLINE void open(Work& w, Block& block, std::int32_t first) {
     if (direct && t + kPanel <= block.tokens && w.reader.run(first + t, kPanel) == kPanel) {
       tile = {reinterpret_cast<const std::uint16_t*>(w.reader.at(first + t)), kv.token_stride_bytes / 2};
     } else {
-      std::uint16_t* staged = w.s.k + static_cast<std::int64_t>(t) * w.width;
+      std::uint16_t* staged = block.k + static_cast<std::int64_t>(t) * w.width;
       stage_keys(w, first + t, block.tokens - t, staged);
       tile = {staged, w.width};
     }
@@ -344,8 +349,15 @@ HWY_INLINE void raise(Work& w, const Block& block) {
   }
 }
 
-// S^T -> P of a scored and raised block, as tiles of 16 rows x 32 tokens: p[panel][token / 32][16][32]. Tokens past the
-// end of the block get probability 0. A slice is four tokens of a panel, or the transposition of a finished tile.
+// How P lies in its tiles, each of 16 rows x 64 bytes.
+enum class Probabilities {
+  paired,  // p[panel][token / 32][16][32]: tokens side by side, to meet value pairs
+  spread,  // p[token / 16][2][16][16][2]: each token beside a zero, first before it, then behind it
+};
+
+// S^T -> P of a scored and raised block. Tokens past the end of the block get probability 0. A slice is four tokens of
+// a panel, or the transposition of a finished tile.
+template <Probabilities layout>
 class Absorb {
  public:
   Absorb(Work& w, const Block& block)
@@ -355,9 +367,8 @@ class Absorb {
 
   HWY_INLINE void step() {
     if (panel_ >= w_.panels) return;
-    if (t_ == tile_ + kPair) {
-      auto* tiles = reinterpret_cast<std::uint32_t*>(w_.s.p + static_cast<std::int64_t>(panel_) * kPanel * kStep);
-      transpose_16x16(w_.s.pairs, kPanel, tiles + tile_ / kPair * kPanel * kPanel, kPanel);
+    if (t_ == tile_ + kTokens) {
+      finish_tile();
       tile_ = t_;
       if (t_ >= end_) ++panel_, open_panel();
       return;
@@ -373,6 +384,21 @@ class Absorb {
   }
 
  private:
+  static constexpr std::int32_t kTokens = layout == Probabilities::paired ? kPair : kPanel;  // of a tile
+
+  HWY_INLINE void finish_tile() {
+    auto* tiles = reinterpret_cast<std::uint32_t*>(w_.s.p + static_cast<std::int64_t>(panel_) * kPanel * kStep);
+    if constexpr (layout == Probabilities::paired) {
+      transpose_16x16(w_.s.pairs, kPanel, tiles + tile_ / kTokens * kPanel * kPanel, kPanel);
+    } else {
+      tiles += tile_ / kTokens * 2 * kPanel * kPanel;
+      transpose_16x16(w_.s.pairs, kPanel, tiles, kPanel);
+      for (std::int32_t r = 0; r < kPanel; ++r)
+        _mm512_storeu_si512(tiles + (kPanel + r) * kPanel,
+                            _mm512_slli_epi32(_mm512_loadu_si512(tiles + r * kPanel), 16));
+    }
+  }
+
   HWY_INLINE void open_panel() {
     t_ = tile_ = 0;
     if (panel_ >= w_.panels) return;
@@ -400,9 +426,16 @@ class Absorb {
     const __m512 p1 = probability<masked>(t_ + 1, scale, reference, bound);
     const __m512 p2 = probability<masked>(t_ + 2, scale, reference, bound);
     const __m512 p3 = probability<masked>(t_ + 3, scale, reference, bound);
-    std::uint32_t* pairs = w_.s.pairs + (t_ - tile_) / 2 * kPanel;
-    _mm512_storeu_si512(pairs, pair_bf16(p0, p1));
-    _mm512_storeu_si512(pairs + kPanel, pair_bf16(p2, p3));
+    std::uint32_t* words = w_.s.pairs + (t_ - tile_) * kPanel / (kTokens / kPanel);
+    if constexpr (layout == Probabilities::paired) {
+      _mm512_storeu_si512(words, pair_bf16(p0, p1));
+      _mm512_storeu_si512(words + kPanel, pair_bf16(p2, p3));
+    } else {
+      _mm512_storeu_si512(words, _mm512_cvtepu16_epi32(round_bf16(p0)));
+      _mm512_storeu_si512(words + kPanel, _mm512_cvtepu16_epi32(round_bf16(p1)));
+      _mm512_storeu_si512(words + 2 * kPanel, _mm512_cvtepu16_epi32(round_bf16(p2)));
+      _mm512_storeu_si512(words + 3 * kPanel, _mm512_cvtepu16_epi32(round_bf16(p3)));
+    }
     const __m512 sum = _mm512_add_ps(_mm512_add_ps(p0, p1), _mm512_add_ps(p2, p3));
     _mm512_storeu_ps(sum_, _mm512_add_ps(_mm512_loadu_ps(sum_), sum));
   }
@@ -442,7 +475,7 @@ HWY_INLINE void run_with(const Piece& piece) {
          .column_panels = static_cast<std::int32_t>(round_up(call.latent, 2 * kPanel) / kPanel)};
   pack_query(w);
 
-  Block blocks[2] = {{.s = w.s.s[0], .v = w.s.v[0]}, {.s = w.s.s[1], .v = w.s.v[1]}};
+  Block blocks[2] = {{.s = w.s.s[0], .k = w.s.k[0], .v = w.s.v[0]}, {.s = w.s.s[1], .k = w.s.k[1], .v = w.s.v[1]}};
   Block *now = &blocks[0], *next = &blocks[1];
   const std::int32_t score_lines = w.ahead.share(Math::score_turns(w));
   const std::int32_t accumulate_turns = Math::accumulate_turns(w);
@@ -450,20 +483,22 @@ HWY_INLINE void run_with(const Piece& piece) {
   // Four slices a pair of tokens, in as many turns as there are.
   const auto pair_steps = static_cast<std::int32_t>(ceil_div(4 * kStep / 2, accumulate_turns));
 
+  constexpr bool kPairs = Math::kProbabilities == Probabilities::paired;
+
   if (piece.record.kv_begin < end) {
     open(w, *now, piece.record.kv_begin);
     w.ahead.aim(now->first + kStep, std::min(now->first + 2 * kStep, end));
     PairUp pairs(w, *now);
     Math::scores(w, *now, [&] {
-      pairs.step();
+      if constexpr (kPairs) pairs.step();
       w.ahead.lines(2 * score_lines);
     });
-    pairs.finish();
+    if constexpr (kPairs) pairs.finish();
   }
   for (std::int32_t t = piece.record.kv_begin; t < end; t += kStep, std::swap(now, next)) {
     const bool more = t + kStep < end;
     raise(w, *now);
-    Absorb absorb(w, *now);
+    Absorb<Math::kProbabilities> absorb(w, *now);
     w.ahead.aim(t + 2 * kStep, std::min(t + 3 * kStep, end));
     if (more) {
       open(w, *next, t + kStep);
@@ -473,20 +508,20 @@ HWY_INLINE void run_with(const Piece& piece) {
       });
     }
     absorb.finish();
-    PairUp pairs(w, *next);
     if (more) {
+      PairUp pairs(w, *next);
       Math::accumulate(w, *now, [&] {
-        for (std::int32_t i = 0; i < pair_steps; ++i) pairs.step();
+        if constexpr (kPairs)
+          for (std::int32_t i = 0; i < pair_steps; ++i) pairs.step();
         w.ahead.lines(accumulate_lines);
       });
-      pairs.finish();
+      if constexpr (kPairs) pairs.finish();
     } else {
       Math::accumulate(w, *now, [] {});
     }
   }
   finish_rows(piece, w.s.max_log2, w.s.sum, [&](std::int32_t r) {
-    for (std::int32_t c = 0; c < w.column_panels; ++c)
-      std::copy_n(w.s.o + w.o_panel(r / kPanel, c) + r % kPanel * kPanel, kPanel, w.s.row + c * kPanel);
+    Math::gather_row(w, r, w.s.row);
     return w.s.row;
   });
 }

@@ -2,16 +2,25 @@
 //   scores:      s[panel][token][16]          = k[token][width] . q[panel][width / 2][16][2]
 //   accumulate:  o[panel][column][16][16]    += p[panel][token / 32][16][32] . v[column][token / 2][16][2]
 // in the same order along the inner dimension, so a row's bits do not depend on the rows beside it.
+// AmxNarrow, for row tiles of 16, leaves V unpaired:
+//   accumulate:  o[column / 2][even, odd][16][16] += p[token / 16][even, odd][16][16][2] . keys[token][2 columns]
 // Compiled for one target only, so once.
 #pragma once
 
 #include "cpu/simd/bf16-inl.hpp"
+#include "cpu/simd/tiles-inl.hpp"
 
 HWY_PUSH_ATTRIBUTES(HWY_TARGET_STR ",avx512bf16,amx-tile,amx-bf16")
 namespace latte::cpu::HWY_NAMESPACE::bf16 {
 
 HWY_INLINE __m512 dot_pairs(__m512 acc, __m512i a, __m512i b) {
   return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+}
+
+// Row r of o[panel][column panel][16][16].
+HWY_INLINE void gather_panels(const Work& w, std::int32_t r, float* row) {
+  for (std::int32_t c = 0; c < w.column_panels; ++c)
+    std::copy_n(w.s.o + w.o_panel(r / kPanel, c) + r % kPanel * kPanel, kPanel, row + c * kPanel);
 }
 
 HWY_INLINE __m512i broadcast_pair(const std::uint16_t* pair) {
@@ -22,6 +31,7 @@ HWY_INLINE __m512i broadcast_pair(const std::uint16_t* pair) {
 
 // Register blocks of 8 tokens (or rows) x 2 panels: 16 accumulators, 2 operands and a broadcast of 32 registers.
 struct Avx512 {
+  static constexpr Probabilities kProbabilities = Probabilities::paired;
   static constexpr std::int32_t kBlock = 8;
 
   template <std::int32_t panels>
@@ -108,26 +118,17 @@ struct Avx512 {
       aside();
     }
   }
+
+  HWY_INLINE static void gather_row(const Work& w, std::int32_t r, float* row) { gather_panels(w, r, row); }
 };
 
 // Tiles 0-3 accumulate a 2 x 2 block, 4 and 5 hold the row operand, 6 one column operand after the other: four loads
 // for four products, the fewest that eight tiles allow, and one tile left alone on purpose. The processor renames
 // tiles, but beside a busy sibling hardware thread it has few to rename to; a product took 28 ns there with all eight
 // in use, 20 with seven and 14 with four, and 7 in every case when the sibling was idle (docs/kernels/amx.md).
+template <class Tiles>
 struct Amx {
-  struct alignas(64) Config {
-    std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    std::uint16_t row_bytes[16] = {};
-    std::uint8_t rows[16] = {};
-  };
-  static_assert(sizeof(Config) == 64);
-
-  static void enter() {
-    Config config;
-    for (int i = 0; i < 8; ++i) config.row_bytes[i] = 64, config.rows[i] = 16;
-    _tile_loadconfig(&config);
-  }
-  static void leave() { _tile_release(); }
+  static constexpr Probabilities kProbabilities = Probabilities::paired;
 
   // 32 tokens x 32 rows.
   template <class Aside>
@@ -138,25 +139,25 @@ struct Amx {
     const auto [k1, stride1] = block.keys[t / kPanel + 1];
     const std::uint16_t* q = w.s.q + panel * q_panel;
     float* s = block.s + (static_cast<std::int64_t>(panel) * kStep + t) * kPanel;
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+    Tiles::template zero<0>();
+    Tiles::template zero<1>();
+    Tiles::template zero<2>();
+    Tiles::template zero<3>();
     for (std::int32_t c = 0; c < w.width; c += kPair) {
-      _tile_loadd(4, k0 + c, stride0 * 2);
-      _tile_loadd(5, k1 + c, stride1 * 2);
-      _tile_loadd(6, q + c * kPanel, 64);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_loadd(6, q + q_panel + c * kPanel, 64);
-      _tile_dpbf16ps(1, 4, 6);
-      _tile_dpbf16ps(3, 5, 6);
+      Tiles::template load<4>(k0 + c, stride0 * 2);
+      Tiles::template load<5>(k1 + c, stride1 * 2);
+      Tiles::template load<6>(q + c * kPanel, 64);
+      Tiles::template multiply<0, 4>();
+      Tiles::template multiply<2, 5>();
+      Tiles::template load<6>(q + q_panel + c * kPanel, 64);
+      Tiles::template multiply<1, 4>();
+      Tiles::template multiply<3, 5>();
       aside();
     }
-    _tile_stored(0, s, 64);
-    _tile_stored(1, s + kStep * kPanel, 64);
-    _tile_stored(2, s + kPanel * kPanel, 64);
-    _tile_stored(3, s + (kStep + kPanel) * kPanel, 64);
+    Tiles::template store<0>(s);
+    Tiles::template store<1>(s + kStep * kPanel);
+    Tiles::template store<2>(s + kPanel * kPanel);
+    Tiles::template store<3>(s + (kStep + kPanel) * kPanel);
   }
 
   // 32 tokens x 16 rows, for the last panel of an odd number.
@@ -167,18 +168,18 @@ struct Amx {
     const auto [k1, stride1] = block.keys[t / kPanel + 1];
     const std::uint16_t* q = w.s.q + static_cast<std::int64_t>(panel) * w.width * kPanel;
     float* s = block.s + (static_cast<std::int64_t>(panel) * kStep + t) * kPanel;
-    _tile_zero(0);
-    _tile_zero(1);
+    Tiles::template zero<0>();
+    Tiles::template zero<1>();
     for (std::int32_t c = 0; c < w.width; c += kPair) {
-      _tile_loadd(6, q + c * kPanel, 64);
-      _tile_loadd(4, k0 + c, stride0 * 2);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(4, k1 + c, stride1 * 2);
-      _tile_dpbf16ps(1, 4, 6);
+      Tiles::template load<6>(q + c * kPanel, 64);
+      Tiles::template load<4>(k0 + c, stride0 * 2);
+      Tiles::template multiply<0, 4>();
+      Tiles::template load<4>(k1 + c, stride1 * 2);
+      Tiles::template multiply<1, 4>();
       aside();
     }
-    _tile_stored(0, s, 64);
-    _tile_stored(1, s + kPanel * kPanel, 64);
+    Tiles::template store<0>(s);
+    Tiles::template store<1>(s + kPanel * kPanel);
   }
 
   static std::int32_t score_turns(const Work& w) {
@@ -208,25 +209,25 @@ struct Amx {
     const std::uint16_t* v = block.v + column * w.s.v_panel;
     const std::uint16_t* p = w.s.p + panel * p_panel;
     float* o = w.s.o + w.o_panel(panel, column);
-    _tile_loadd(0, o, 64);
-    _tile_loadd(1, o + kOutTile, 64);
-    _tile_loadd(2, o + o_panel, 64);
-    _tile_loadd(3, o + o_panel + kOutTile, 64);
+    Tiles::template load<0>(o, 64);
+    Tiles::template load<1>(o + kOutTile, 64);
+    Tiles::template load<2>(o + o_panel, 64);
+    Tiles::template load<3>(o + o_panel + kOutTile, 64);
     for (std::int32_t t = 0; t < block.tokens; t += kPair, v += kTile, p += kTile) {
-      _tile_loadd(4, p, 64);
-      _tile_loadd(5, p + p_panel, 64);
-      _tile_loadd(6, v, 64);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_loadd(6, v + w.s.v_panel, 64);
-      _tile_dpbf16ps(1, 4, 6);
-      _tile_dpbf16ps(3, 5, 6);
+      Tiles::template load<4>(p, 64);
+      Tiles::template load<5>(p + p_panel, 64);
+      Tiles::template load<6>(v, 64);
+      Tiles::template multiply<0, 4>();
+      Tiles::template multiply<2, 5>();
+      Tiles::template load<6>(v + w.s.v_panel, 64);
+      Tiles::template multiply<1, 4>();
+      Tiles::template multiply<3, 5>();
       aside();
     }
-    _tile_stored(0, o, 64);
-    _tile_stored(1, o + kOutTile, 64);
-    _tile_stored(2, o + o_panel, 64);
-    _tile_stored(3, o + o_panel + kOutTile, 64);
+    Tiles::template store<0>(o);
+    Tiles::template store<1>(o + kOutTile);
+    Tiles::template store<2>(o + o_panel);
+    Tiles::template store<3>(o + o_panel + kOutTile);
   }
 
   // 16 rows x 32 columns, for the last panel of an odd number. Column panels come in pairs, not always in fours.
@@ -236,18 +237,18 @@ struct Amx {
     const std::uint16_t* v = block.v + column * w.s.v_panel;
     const std::uint16_t* p = w.s.p + static_cast<std::int64_t>(panel) * kPanel * kStep;
     float* o = w.s.o + w.o_panel(panel, column);
-    _tile_loadd(0, o, 64);
-    _tile_loadd(1, o + kOutTile, 64);
+    Tiles::template load<0>(o, 64);
+    Tiles::template load<1>(o + kOutTile, 64);
     for (std::int32_t t = 0; t < block.tokens; t += kPair, v += kTile, p += kTile) {
-      _tile_loadd(4, p, 64);
-      _tile_loadd(6, v, 64);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(6, v + w.s.v_panel, 64);
-      _tile_dpbf16ps(1, 4, 6);
+      Tiles::template load<4>(p, 64);
+      Tiles::template load<6>(v, 64);
+      Tiles::template multiply<0, 4>();
+      Tiles::template load<6>(v + w.s.v_panel, 64);
+      Tiles::template multiply<1, 4>();
       aside();
     }
-    _tile_stored(0, o, 64);
-    _tile_stored(1, o + kOutTile, 64);
+    Tiles::template store<0>(o);
+    Tiles::template store<1>(o + kOutTile);
   }
 
   // Rows in groups of 64, so that a group's probabilities and two column panels of V stay in L1 together.
@@ -262,10 +263,66 @@ struct Amx {
       }
     }
   }
+
+  HWY_INLINE static void gather_row(const Work& w, std::int32_t r, float* row) { gather_panels(w, r, row); }
+};
+
+// One panel of rows, values read where they lie.
+template <class Tiles>
+struct AmxNarrow {
+  using Wide = Amx<Tiles>;
+  static constexpr Probabilities kProbabilities = Probabilities::spread;
+
+  static std::int32_t score_turns(const Work& w) { return Wide::score_turns(w); }
+  static std::int32_t accumulate_turns(const Work& w) { return w.column_panels / 2 * (kStep / kPanel); }
+
+  template <class Aside>
+  HWY_INLINE static void scores(const Work& w, const Block& block, const Aside& aside) {
+    Wide::scores(w, block, aside);
+  }
+
+  template <class Aside>
+  HWY_INLINE static void accumulate(const Work& w, const Block& block, const Aside& aside) {
+    for (std::int32_t column = 0; column < w.column_panels; column += 2) {
+      const std::uint16_t* p = w.s.p;
+      float* o = w.s.o + w.o_panel(0, column);
+      Tiles::template load<0>(o, 64);
+      Tiles::template load<1>(o + Wide::kOutTile, 64);
+      for (std::int32_t t = 0; t < block.tokens; t += kPanel, p += 2 * Wide::kTile) {
+        const auto [values, stride] = block.keys[t / kPanel];
+        Tiles::template load<6>(values + column * kPanel, stride * 2);
+        Tiles::template load<4>(p, 64);
+        Tiles::template multiply<0, 4>();
+        Tiles::template load<4>(p + Wide::kTile, 64);
+        Tiles::template multiply<1, 4>();
+        aside();
+      }
+      Tiles::template store<0>(o);
+      Tiles::template store<1>(o + Wide::kOutTile);
+    }
+  }
+
+  HWY_INLINE static void gather_row(const Work& w, std::int32_t r, float* row) {
+    for (std::int32_t column = 0; column < w.column_panels; column += 2) {
+      const float* even = w.s.o + w.o_panel(0, column) + r * kPanel;
+      for (std::int32_t i = 0; i < kPanel; ++i) {
+        row[column * kPanel + 2 * i] = even[i];
+        row[column * kPanel + 2 * i + 1] = even[Wide::kOutTile + i];
+      }
+    }
+  }
 };
 
 HWY_NOINLINE void run_avx512(const Piece& piece) { run_with<Avx512>(piece); }
-HWY_NOINLINE void run_amx(const Piece& piece) { run_with<Amx>(piece); }
+
+// Chosen by the plan's row tile, which follows from heads and limits, not by the rows of this piece.
+template <class Tiles>
+HWY_NOINLINE void run_amx(const Piece& piece) {
+  if (piece.call.plan->work_meta_data[kMetaRowTile] <= kPanel)
+    run_with<AmxNarrow<Tiles>>(piece);
+  else
+    run_with<Amx<Tiles>>(piece);
+}
 
 // Products on registers alone: the most the units can do.
 HWY_NOINLINE double burn_avx512(double seconds) {
@@ -291,7 +348,7 @@ HWY_NOINLINE double burn_amx(double seconds) {
   constexpr int kRounds = 2048;
   alignas(64) std::uint16_t ones[kPanel * kPair];
   std::fill(std::begin(ones), std::end(ones), std::uint16_t{0x3c23});
-  Amx::enter();
+  HardwareTiles::enter();
   _tile_loadd(4, ones, 64);
   _tile_loadd(5, ones, 64);
   _tile_loadd(6, ones, 64);
@@ -314,7 +371,7 @@ HWY_NOINLINE double burn_amx(double seconds) {
   alignas(64) float out[kPanel * kPanel];
   _tile_stored(0, out, 64);
   keep(out[0]);
-  Amx::leave();
+  HardwareTiles::leave();
   return operations;
 }
 
