@@ -1,9 +1,13 @@
 # cmake -DSOURCE_DIR=... -DOUTPUT=... -P write_commit.cmake
-# Writes the header that tells the program which commit it is: "unknown" outside a checkout of our own, "-dirty" behind
-# the hash when tracked files were changed. The file is left alone when it would not change.
+# Writes the header that tells the program which commit it is: outside a checkout of our own what the environment variable
+# LATTE_COMMIT says, or "unknown"; "-dirty" behind the hash when tracked files were changed. The file is left alone when
+# it would not change.
 cmake_minimum_required(VERSION 3.25)
 
 set(commit unknown)
+if(DEFINED ENV{LATTE_COMMIT})
+  set(commit "$ENV{LATTE_COMMIT}")
+endif()
 find_program(GIT git)
 if(GIT)
   execute_process(
