@@ -2,9 +2,10 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/simd_kernels.cpp"
 // Targets below AVX2 would lie between scalar and AVX2 and are not worth their code; ones above AVX-512 only add
-// instructions that no kernel uses.
+// instructions that no kernel uses. Register blocks are arrays of vectors, which scalable vectors cannot be.
 #ifndef HWY_DISABLED_TARGETS
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
+#define HWY_DISABLED_TARGETS \
+  (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #endif
 #include "hwy/foreach_target.h"
 // Highway's order: these after foreach_target. Its baseline on x86 is scalar, which has a file of its own.
