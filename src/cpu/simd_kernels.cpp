@@ -14,7 +14,7 @@
 #include "cpu/simd/merge-inl.hpp"
 #endif
 #if HWY_TARGET == HWY_AVX3
-#include "cpu/simd/bf16_math-inl.hpp"
+#include "cpu/simd/bf16/kernel-inl.hpp"
 #endif
 
 #if HWY_ONCE

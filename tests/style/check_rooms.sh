@@ -18,7 +18,7 @@ src/cpu       | latte core plan cpu         | std posix hwy intrinsics
 src/backend   | latte core plan cpu backend | std
 src/testkit   | latte testkit               | std posix fmt
 src/cli       | latte testkit cli           | std posix fmt CLI nlohmann
-bench         | latte testkit bench         | std posix fmt benchmark
+bench         | latte testkit bench         | std posix fmt benchmark intrinsics
 examples      | latte                       | std
 '
 

@@ -10,7 +10,7 @@
 
 #include "core/codec.hpp"
 
-HWY_PUSH_ATTRIBUTES(HWY_TARGET_STR ",avx512bf16,amx-tile,amx-bf16")
+HWY_PUSH_ATTRIBUTES(LATTE_BF16_TARGET)
 namespace latte::cpu::HWY_NAMESPACE::bf16 {
 
 // Every tile has 16 rows of 64 bytes.

@@ -1,0 +1,115 @@
+// The two matrix products with AVX-512 BF16 dot products; kernel-inl.hpp has their definition.
+#pragma once
+
+#include <cstring>
+
+#include "cpu/simd/bf16/softmax-inl.hpp"
+
+HWY_PUSH_ATTRIBUTES(LATTE_BF16_TARGET)
+namespace latte::cpu::HWY_NAMESPACE::bf16 {
+
+HWY_INLINE __m512 dot_pairs(__m512 acc, __m512i a, __m512i b) {
+  return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+}
+
+HWY_INLINE __m512i broadcast_pair(const std::uint16_t* pair) {
+  std::int32_t word;
+  std::memcpy(&word, pair, sizeof(word));
+  return _mm512_set1_epi32(word);
+}
+
+// Register blocks of 8 tokens (or rows) x 2 panels: 16 accumulators, 2 operands and a broadcast of 32 registers.
+struct Avx512 {
+  static constexpr Probabilities kProbabilities = Probabilities::paired;
+  static constexpr std::int32_t kBlock = 8;
+
+  template <std::int32_t panels>
+  HWY_INLINE static void score_block(const Work& w, const Block& block, std::int32_t t, std::int32_t panel) {
+    const KeyTile& tile = block.keys[t / kPanel];
+    const std::uint16_t* k = tile.data + t % kPanel * tile.stride;
+    const std::uint16_t* q = w.s.q + static_cast<std::int64_t>(panel) * w.width * kPanel;
+    const std::int64_t q_panel = static_cast<std::int64_t>(w.width) * kPanel;
+    float* s = block.s + (static_cast<std::int64_t>(panel) * kStep + t) * kPanel;
+    __m512 acc[kBlock][panels];
+    for (auto& token : acc)
+      for (__m512& a : token) a = _mm512_setzero_ps();
+    for (std::int32_t c = 0; c < w.width; c += 2) {
+      __m512i query[panels];
+      for (std::int32_t p = 0; p < panels; ++p) query[p] = _mm512_loadu_si512(q + p * q_panel + c * kPanel);
+      HWY_UNROLL(8)
+      for (std::int32_t i = 0; i < kBlock; ++i) {
+        const __m512i key = broadcast_pair(k + i * tile.stride + c);
+        for (std::int32_t p = 0; p < panels; ++p) acc[i][p] = dot_pairs(acc[i][p], query[p], key);
+      }
+    }
+    for (std::int32_t i = 0; i < kBlock; ++i)
+      for (std::int32_t p = 0; p < panels; ++p) _mm512_storeu_ps(s + (p * kStep + i) * kPanel, acc[i][p]);
+  }
+
+  static std::int32_t score_turns(const Work& w) {
+    return kStep / kBlock * static_cast<std::int32_t>(ceil_div(w.panels, 2));
+  }
+  static std::int32_t accumulate_turns(const Work& w) { return static_cast<std::int32_t>(ceil_div(w.rows, kBlock)); }
+
+  template <class Aside>
+  HWY_INLINE static void scores(const Work& w, const Block& block, const Aside& aside) {
+    for (std::int32_t t = 0; t < block.tokens; t += kBlock)
+      for (std::int32_t panel = 0; panel < w.panels; panel += 2) {
+        if (panel + 2 <= w.panels)
+          score_block<2>(w, block, t, panel);
+        else
+          score_block<1>(w, block, t, panel);
+        aside();
+      }
+  }
+
+  template <std::int32_t rows, std::int32_t columns>
+  HWY_INLINE static void accumulate_block(const Work& w, const Block& block, std::int32_t row, std::int32_t column) {
+    const std::int32_t panel = row / kPanel;
+    float* o = w.s.o + w.o_panel(panel, column) + row % kPanel * kPanel;
+    const std::uint16_t* p = w.s.p + static_cast<std::int64_t>(panel) * kPanel * kStep + row % kPanel * kPair;
+    const std::uint16_t* v = block.v + column * w.s.v_panel;
+    __m512 acc[rows][columns];
+    for (std::int32_t r = 0; r < rows; ++r)
+      for (std::int32_t c = 0; c < columns; ++c) acc[r][c] = _mm512_loadu_ps(o + (c * kPanel + r) * kPanel);
+    for (std::int32_t t = 0; t < block.tokens; t += kPair, p += kPanel * kPair)
+      for (std::int32_t pair = 0; pair < kPair; pair += 2) {
+        __m512i value[columns];
+        for (std::int32_t c = 0; c < columns; ++c)
+          value[c] = _mm512_loadu_si512(v + c * w.s.v_panel + (t + pair) * kPanel);
+        HWY_UNROLL(8)
+        for (std::int32_t r = 0; r < rows; ++r) {
+          const __m512i weight = broadcast_pair(p + r * kPair + pair);
+          for (std::int32_t c = 0; c < columns; ++c) acc[r][c] = dot_pairs(acc[r][c], value[c], weight);
+        }
+      }
+    for (std::int32_t r = 0; r < rows; ++r)
+      for (std::int32_t c = 0; c < columns; ++c) _mm512_storeu_ps(o + (c * kPanel + r) * kPanel, acc[r][c]);
+  }
+
+  // Fewer rows than a block get wider blocks, so that there are accumulators enough to hide the latency.
+  template <std::int32_t rows>
+  HWY_INLINE static void accumulate_rows(const Work& w, const Block& block, std::int32_t row, std::int32_t left) {
+    if constexpr (rows > 0) {
+      if (left < rows) return accumulate_rows<rows - 1>(w, block, row, left);
+      constexpr std::int32_t columns = rows > 3 ? 2 : 4;
+      std::int32_t column = 0;
+      for (; column + columns <= w.column_panels; column += columns)
+        accumulate_block<rows, columns>(w, block, row, column);
+      for (; column < w.column_panels; ++column) accumulate_block<rows, 1>(w, block, row, column);
+    }
+  }
+
+  template <class Aside>
+  HWY_INLINE static void accumulate(const Work& w, const Block& block, const Aside& aside) {
+    for (std::int32_t row = 0; row < w.rows; row += kBlock) {
+      accumulate_rows<kBlock>(w, block, row, w.rows - row);
+      aside();
+    }
+  }
+
+  HWY_INLINE static void gather_row(const Work& w, std::int32_t r, float* row) { gather_panels(w, r, row); }
+};
+
+}  // namespace latte::cpu::HWY_NAMESPACE::bf16
+HWY_POP_ATTRIBUTES

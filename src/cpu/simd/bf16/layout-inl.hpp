@@ -1,0 +1,122 @@
+// What lies where in the bf16 kernels' scratch, and the blocks of tokens that go through it.
+// Everything in this folder is compiled for one target only, so once.
+#pragma once
+
+#include <algorithm>
+#include <immintrin.h>
+
+#include "cpu/kernel.hpp"
+#include "cpu/simd/convert-inl.hpp"
+
+// Beyond what Highway enables for its AVX-512 target.
+#define LATTE_BF16_TARGET HWY_TARGET_STR ",avx512bf16,amx-tile,amx-bf16"
+
+HWY_PUSH_ATTRIBUTES(LATTE_BF16_TARGET)
+namespace latte::cpu::HWY_NAMESPACE::bf16 {
+
+inline constexpr std::int32_t kPanel = 16;  // rows or columns a tile
+inline constexpr std::int32_t kPair = 32;   // bf16 values in a tile row, and tokens in a tile of V
+inline constexpr std::int32_t kStep = 128;  // tokens staged at a time
+inline constexpr std::int32_t kRowTile = 128;
+static_assert(kLanes == kPanel);
+
+struct Scratch {
+  std::uint16_t *q, *k[2], *v[2], *p;
+  std::uint32_t* pairs;  // P^T of one panel, two tokens a word, before it is turned into tiles
+  float *s[2], *o, *row;
+  float *max_log2, *sum, *factor;
+  std::int32_t* bound;
+  std::int64_t v_panel;  // elements between column panels: one cache line more than they need, to spread over sets
+
+  Scratch(Carver& carver, std::int32_t rows, std::int32_t latent, std::int32_t key_width) {
+    const std::int64_t padded = round_up(rows, 2 * kPanel);
+    v_panel = kStep * kPanel + 32;
+    q = carver.take<std::uint16_t>(padded * key_width);
+    for (std::uint16_t*& block : k) block = carver.take<std::uint16_t>(kStep * static_cast<std::int64_t>(key_width));
+    for (std::uint16_t*& block : v) block = carver.take<std::uint16_t>(round_up(latent, 2 * kPanel) / kPanel * v_panel);
+    p = carver.take<std::uint16_t>(std::max<std::int64_t>(padded, 4 * kPanel) * kStep);
+    pairs = carver.take<std::uint32_t>(kStep / 2 * kPanel);
+    for (float*& block : s) block = carver.take<float>(padded * kStep);
+    o = carver.take<float>(padded * round_up(latent, 2 * kPanel));
+    row = carver.take<float>(std::max(key_width, 2 * kPair) + latent);
+    max_log2 = carver.take<float>(padded);
+    sum = carver.take<float>(padded);
+    factor = carver.take<float>(padded);
+    bound = carver.take<std::int32_t>(padded);
+  }
+};
+
+// Elements of a staged key: latent and rope, and the low halves of an fp8_ds_mla latent, to a whole number of tile
+// rows.
+HWY_INLINE std::int32_t key_width(std::int32_t latent, std::int32_t rope, KvFormat format) {
+  const std::int32_t low = format == KvFormat::fp8_ds_mla ? latent : 0;
+  return static_cast<std::int32_t>(round_up(latent + rope + low, kPair));
+}
+
+// Sixteen keys, `stride` elements apart: staged, or where they lie in the cache.
+struct KeyTile {
+  const std::uint16_t* data;
+  std::int64_t stride;
+};
+
+// Fetches tokens into L2, a few lines at every turn of an inner loop.
+class Prefetch {
+ public:
+  Prefetch(const TokenReader& reader, std::int32_t token_bytes) : reader_(reader), token_bytes_(token_bytes) {}
+
+  void aim(std::int32_t first, std::int32_t end) { next_ = first, end_ = end, offset_ = token_bytes_; }
+  // Lines to fetch at each of `turns` turns to have fetched half a block.
+  std::int32_t share(std::int32_t turns) const {
+    return static_cast<std::int32_t>(ceil_div(std::int64_t{kStep} * ceil_div(token_bytes_, 64), 2 * turns));
+  }
+  HWY_INLINE void lines(std::int32_t count) {
+    for (; count > 0; --count) {
+      if (offset_ >= token_bytes_) {
+        if (next_ >= end_) return;
+        token_ = reinterpret_cast<const char*>(reader_.at(next_++));
+        offset_ = 0;
+      }
+      _mm_prefetch(token_ + offset_, _MM_HINT_T1);
+      offset_ += 64;
+    }
+  }
+
+ private:
+  const TokenReader& reader_;
+  const std::int32_t token_bytes_;
+  std::int32_t next_ = 0, end_ = 0, offset_ = 0;
+  const char* token_ = nullptr;
+};
+
+// Up to kStep tokens on their way through the kernel. Two are in flight: one is scored while the other is absorbed.
+struct Block {
+  float* s;          // scores
+  std::uint16_t* k;  // keys that could not be used in place
+  std::uint16_t* v;  // value pairs
+  std::int32_t first = 0, tokens = 0;
+  KeyTile keys[kStep / kPanel];
+
+  std::int32_t padded() const { return static_cast<std::int32_t>(round_up(tokens, kPair)); }
+};
+
+struct Work {
+  const Piece& piece;
+  Scratch s;
+  const TokenReader& reader;
+  Prefetch ahead;
+  std::int32_t rows, panels, latent, rope, width;
+  std::int32_t column_panels;  // of V and O; the last may be half used when latent is an odd multiple of 16
+
+  std::int64_t o_panel(std::int32_t panel, std::int32_t column_panel) const {
+    return (static_cast<std::int64_t>(panel) * column_panels + column_panel) * kPanel * kPanel;
+  }
+};
+
+// Row r of o[panel][column panel][16][16].
+HWY_INLINE void gather_panels(const Work& w, std::int32_t r, float* row) {
+  for (std::int32_t c = 0; c < w.column_panels; ++c)
+    std::copy_n(w.s.o + w.o_panel(r / kPanel, c) + r % kPanel * kPanel, kPanel, row + c * kPanel);
+}
+
+}  // namespace latte::cpu::HWY_NAMESPACE::bf16
+HWY_POP_ATTRIBUTES

@@ -1,0 +1,192 @@
+// From the caller's tensors to the layouts of the bf16 kernels: queries packed, keys staged or found, values paired up.
+#pragma once
+
+#include <limits>
+
+#include "core/softmax_state.hpp"
+#include "cpu/simd/bf16/layout-inl.hpp"
+
+HWY_PUSH_ATTRIBUTES(LATTE_BF16_TARGET)
+namespace latte::cpu::HWY_NAMESPACE::bf16 {
+
+// dst[column][row] = src[row][column], 16 x 16 words; strides in words.
+HWY_INLINE void transpose_16x16(const std::uint32_t* src, std::int64_t src_stride, std::uint32_t* dst,
+                                std::int64_t dst_stride) {
+  __m512i r[16], t[16];
+  HWY_UNROLL(16)
+  for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_si512(src + i * src_stride);
+  HWY_UNROLL(8)
+  for (int i = 0; i < 8; ++i) {  // pairs of rows
+    t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+  }
+  HWY_UNROLL(4)
+  for (int i = 0; i < 4; ++i) {  // groups of four rows: 128-bit lane j of r[4i + c] is column 4j + c
+    r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+    r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+  }
+  HWY_UNROLL(4)
+  for (int c = 0; c < 4; ++c) {  // gather the four groups' lanes
+    const __m512i a = _mm512_shuffle_i32x4(r[c], r[4 + c], 0x88), b = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0x88);
+    const __m512i e = _mm512_shuffle_i32x4(r[c], r[4 + c], 0xdd), f = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0xdd);
+    _mm512_storeu_si512(dst + c * dst_stride, _mm512_shuffle_i32x4(a, b, 0x88));
+    _mm512_storeu_si512(dst + (8 + c) * dst_stride, _mm512_shuffle_i32x4(a, b, 0xdd));
+    _mm512_storeu_si512(dst + (4 + c) * dst_stride, _mm512_shuffle_i32x4(e, f, 0x88));
+    _mm512_storeu_si512(dst + (12 + c) * dst_stride, _mm512_shuffle_i32x4(e, f, 0xdd));
+  }
+}
+
+HWY_INLINE __m256i round_bf16(__m512 x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)); }
+
+// 32 e4m3 bytes to bf16, exactly.
+HWY_INLINE __m512i e4m3_to_bf16(__m256i bytes) {
+  const __m512i x = _mm512_cvtepu8_epi16(bytes);
+  const __m512i magnitude = _mm512_and_si512(x, _mm512_set1_epi16(0x7f));
+  const __m512i normal = _mm512_add_epi16(_mm512_slli_epi16(magnitude, 4), _mm512_set1_epi16(120 << 7));
+  // 0, 1, ... 7 times 2^-9 as bf16, looked up by the low bits.
+  const __m512i small = _mm512_permutexvar_epi16(
+      x, _mm512_broadcast_i32x4(_mm_setr_epi16(0x0000, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60)));
+  const __mmask32 is_small = _mm512_cmplt_epu16_mask(magnitude, _mm512_set1_epi16(8));
+  const __mmask32 is_nan = _mm512_cmpeq_epi16_mask(magnitude, _mm512_set1_epi16(0x7f));
+  __m512i value = _mm512_mask_mov_epi16(normal, is_small, small);
+  value = _mm512_mask_mov_epi16(value, is_nan, _mm512_set1_epi16(0x7fc0));
+  return _mm512_or_si512(value, _mm512_slli_epi16(_mm512_and_si512(x, _mm512_set1_epi16(0x80)), 8));
+}
+
+// Copies or converts `count` values (a multiple of 16) to bf16, exactly: the source is bf16 or e4m3.
+HWY_INLINE void copy_bf16(const std::byte* src, Dtype dtype, std::int32_t count, std::uint16_t* dst) {
+  std::int32_t i = 0;
+  if (dtype == Dtype::bf16) {
+    const auto* p = reinterpret_cast<const std::uint16_t*>(src);
+    for (; i + 32 <= count; i += 32) _mm512_storeu_si512(dst + i, _mm512_loadu_si512(p + i));
+    if (i < count)
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst + i),
+                          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + i)));
+  } else {
+    for (; i + 32 <= count; i += 32)
+      _mm512_storeu_si512(dst + i, e4m3_to_bf16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(src + i))));
+    if (i < count)
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst + i),
+                          _mm512_castsi512_si256(e4m3_to_bf16(
+                              _mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(src + i))))));
+  }
+}
+
+HWY_INLINE void ds_mla_to_bf16(const std::byte* token, float* row, std::uint16_t* dst) {
+  ds_mla_latent_to_f32(token, row);
+  copy_bf16(token + kDsMlaRopeOffset, Dtype::bf16, kDsMlaRope, dst + kDsMlaLatent);
+  std::uint16_t* low = dst + kDsMlaLatent + kDsMlaRope;
+  for (std::int32_t c = 0; c < kDsMlaLatent; c += 16) {
+    const __m512 x = _mm512_loadu_ps(row + c);
+    const __m256i high = round_bf16(x);
+    const __m512 rounded = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst + c), high);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(low + c), round_bf16(_mm512_sub_ps(x, rounded)));
+  }
+}
+
+// q[panel][width / 2][16 rows][2]: the rows' value pairs, transposed. Rows past the end are zero and see everything.
+HWY_INLINE void pack_query(Work& w) {
+  const QueryView& q = w.piece.call.q;
+  const auto element = static_cast<std::int64_t>(dtype_bytes(q.dtype));
+  std::uint16_t* rows = w.s.k[0];  // not in use yet: 16 rows side by side
+  for (std::int32_t panel = 0; panel < w.panels; ++panel) {
+    for (std::int32_t i = 0; i < kPanel; ++i) {
+      const std::int32_t r = panel * kPanel + i;
+      std::uint16_t* dst = rows + static_cast<std::int64_t>(i) * w.width;
+      std::fill(dst, dst + w.width, std::uint16_t{0});
+      w.s.bound[r] = r < w.rows ? w.piece.visible(r) : std::numeric_limits<std::int32_t>::max();
+      w.s.max_log2[r] = kNegInf;
+      w.s.sum[r] = 0;
+      if (r >= w.rows) continue;
+      const std::int64_t token = w.piece.token(r), head = w.piece.head(r);
+      const std::byte* nope = q.nope + (token * q.nope_token_stride + head * q.nope_head_stride) * element;
+      copy_bf16(nope, q.dtype, w.latent, dst);
+      copy_bf16(q.rope + (token * q.rope_token_stride + head * q.rope_head_stride) * element, q.dtype, w.rope,
+                dst + w.latent);
+      if (w.piece.call.kv.format == KvFormat::fp8_ds_mla) copy_bf16(nope, q.dtype, w.latent, dst + w.latent + w.rope);
+    }
+    for (std::int32_t c = 0; c < w.width; c += kPair)
+      transpose_16x16(
+          reinterpret_cast<const std::uint32_t*>(rows + c), w.width / 2,
+          reinterpret_cast<std::uint32_t*>(w.s.q + (static_cast<std::int64_t>(panel) * w.width + c) * kPanel), kPanel);
+  }
+  std::fill(w.s.o, w.s.o + w.o_panel(w.panels, 0), 0.0f);
+}
+
+// Sixteen tokens as staged keys; those past the end are zero.
+HWY_INLINE void stage_keys(const Work& w, std::int32_t first, std::int32_t tokens, std::uint16_t* keys) {
+  const KvFormat format = w.piece.call.kv.format;
+  for (std::int32_t t = 0; t < kPanel; ++t) {
+    std::uint16_t* key = keys + static_cast<std::int64_t>(t) * w.width;
+    if (t >= tokens) {
+      std::fill(key, key + w.width, std::uint16_t{0});
+    } else if (format == KvFormat::fp8_ds_mla) {
+      ds_mla_to_bf16(w.reader.at(first + t), w.s.row, key);
+    } else {
+      copy_bf16(w.reader.at(first + t), kv_element_dtype(format), w.latent + w.rope, key);
+      std::fill(key + w.latent + w.rope, key + w.width, std::uint16_t{0});
+    }
+  }
+}
+
+// Gives a block its tokens and their keys, up to a whole number of tiles.
+HWY_INLINE void open(Work& w, Block& block, std::int32_t first) {
+  const CacheView& kv = w.piece.call.kv;
+  block.first = first;
+  block.tokens = std::min(kStep, w.piece.record.kv_end - first);
+  // Whole tile rows, and element strides: what a tile can be loaded from directly.
+  const bool direct = kv.format == KvFormat::bf16 && w.width == w.latent + w.rope && kv.token_stride_bytes % 2 == 0;
+  for (std::int32_t t = 0; t < block.padded(); t += kPanel) {
+    KeyTile& tile = block.keys[t / kPanel];
+    if (direct && t + kPanel <= block.tokens && w.reader.run(first + t, kPanel) == kPanel) {
+      tile = {reinterpret_cast<const std::uint16_t*>(w.reader.at(first + t)), kv.token_stride_bytes / 2};
+    } else {
+      std::uint16_t* staged = block.k + static_cast<std::int64_t>(t) * w.width;
+      stage_keys(w, first + t, block.tokens - t, staged);
+      tile = {staged, w.width};
+    }
+  }
+}
+
+// Interleaves the latent parts of a block's tokens, two by two, into their rows of every column panel. A slice is a
+// quarter of a pair.
+class PairUp {
+ public:
+  PairUp(const Work& w, const Block& block) : w_(w), block_(block), left_(block.padded() / 2) {}
+
+  HWY_INLINE void step() {
+    if (pair_ >= left_) return;
+    // Word i of the low result is (even[i], odd[i]) for columns 0..15, of the high one for columns 16..31.
+    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37,
+                                         5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    const KeyTile& tile = block_.keys[pair_ * 2 / kPanel];
+    const std::uint16_t* even = tile.data + pair_ * 2 % kPanel * tile.stride;
+    const std::uint16_t* odd = even + tile.stride;
+    std::uint16_t* v = block_.v + static_cast<std::int64_t>(pair_) * 2 * kPanel;
+    const std::int32_t end = std::min(panel_ + kSlice, w_.column_panels);
+    // When latent is an odd multiple of 16 the last half reads into the rope part: finite, and never looked at.
+    for (; panel_ < end; panel_ += 2) {
+      const __m512i a = _mm512_loadu_si512(even + panel_ * kPanel), b = _mm512_loadu_si512(odd + panel_ * kPanel);
+      _mm512_storeu_si512(v + panel_ * w_.s.v_panel, _mm512_permutex2var_epi16(a, low, b));
+      _mm512_storeu_si512(v + (panel_ + 1) * w_.s.v_panel, _mm512_permutex2var_epi16(a, high, b));
+    }
+    if (panel_ >= w_.column_panels) panel_ = 0, ++pair_;
+  }
+  HWY_INLINE void finish() {
+    while (pair_ < left_) step();
+  }
+
+ private:
+  static constexpr std::int32_t kSlice = 8;
+  const Work& w_;
+  const Block& block_;
+  const std::int32_t left_;
+  std::int32_t pair_ = 0, panel_ = 0;
+};
+
+}  // namespace latte::cpu::HWY_NAMESPACE::bf16
+HWY_POP_ATTRIBUTES
