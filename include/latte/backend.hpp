@@ -55,6 +55,8 @@ class Impl;
 class Backend {
  public:
   static Result<Backend> open(const BackendOptions& options = {});
+  Backend(const Backend&) = default;  // a handle: copies share the workers, and moving is copying
+  Backend& operator=(const Backend&) = default;
 
   MachineInfo info() const;
   std::int32_t workers() const;

@@ -95,6 +95,7 @@ struct DecodeArgs {
 };
 
 // Writes every element of out and lse for rows [0, query_start[B]) and nothing else. On an error nothing is written.
+// One thread at a time per slot; different slots may run at once.
 Status decode(const DecodeMetadata& metadata, const DecodeArgs& args);
 
 }  // namespace latte

@@ -92,7 +92,8 @@ Status validate_scales(const DecodeProblem& problem, const DecodeArgs& args) {
     return invalid("q_scale", std::string("1, as q is ") + dtype_name(problem.q_dtype), text(q_scale));
   LATTE_RETURN_IF_ERROR(validate_kv_scale(problem.kv_format, kv_scale));
   const float product = args.scale * q_scale * kv_scale;
-  if (!std::isfinite(product)) return invalid("scale", "a finite scale * q_scale * kv_scale", text(product));
+  if (!std::isfinite(product) || product <= 0)
+    return invalid("scale", "a finite scale * q_scale * kv_scale above 0", text(product));
   return {};
 }
 

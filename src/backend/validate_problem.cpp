@@ -1,3 +1,4 @@
+#include <limits>
 #include <string>
 
 #include "backend/errors.hpp"
@@ -53,6 +54,10 @@ Status validate_limits(const Limits& limits, std::int32_t available_workers) {
   if (limits.max_total_query_tokens < 0)
     return invalid("limits.max_total_query_tokens", ">= 0", text(limits.max_total_query_tokens));
   if (limits.max_kv_tokens < 0) return invalid("limits.max_kv_tokens", ">= 0", text(limits.max_kv_tokens));
+  // Kernels look a few blocks past a token without a care for the end of the integers.
+  constexpr std::int32_t kMaxKvTokens = std::numeric_limits<std::int32_t>::max() - 4096;
+  if (limits.max_kv_tokens > kMaxKvTokens)
+    return unsupported("limits.max_kv_tokens", "at most " + text(kMaxKvTokens), text(limits.max_kv_tokens));
   if (limits.max_total_kv_tokens < 0)
     return invalid("limits.max_total_kv_tokens", ">= 0", text(limits.max_total_kv_tokens));
   if (limits.workers < 0) return invalid("limits.workers", ">= 0", text(limits.workers));

@@ -124,6 +124,13 @@ struct Workers::State {
     }
   }
 
+  void shutdown() {
+    stop.store(true, std::memory_order_relaxed);
+    publish();
+    for (std::thread& thread : threads) thread.join();
+    threads.clear();
+  }
+
   void publish() {
     epoch.fetch_add(1, std::memory_order_release);
     { std::lock_guard lock(sleep); }
@@ -133,14 +140,16 @@ struct Workers::State {
 
 Workers::Workers(std::int32_t count) : state_(std::make_unique<State>()) {
   if (count > available_threads()) state_->spins = kSpinsOversubscribed;
-  for (std::int32_t w = 1; w < count; ++w) state_->threads.emplace_back([state = state_.get(), w] { state->loop(w); });
+  try {
+    for (std::int32_t w = 1; w < count; ++w)
+      state_->threads.emplace_back([state = state_.get(), w] { state->loop(w); });
+  } catch (...) {  // no more threads to be had: send those home that there are
+    state_->shutdown();
+    throw;
+  }
 }
 
-Workers::~Workers() {
-  state_->stop.store(true, std::memory_order_relaxed);
-  state_->publish();
-  for (std::thread& thread : state_->threads) thread.join();
-}
+Workers::~Workers() { state_->shutdown(); }
 
 std::int32_t Workers::count() const { return static_cast<std::int32_t>(state_->threads.size()) + 1; }
 

@@ -112,6 +112,8 @@ const std::vector<CreateCase>& create_cases() {
       {"negative query tokens in all", invalid_argument, "limits.max_total_query_tokens",
        [](P&, L& l, O&) { l.max_total_query_tokens = -1; }},
       {"negative KV tokens", invalid_argument, "limits.max_kv_tokens", [](P&, L& l, O&) { l.max_kv_tokens = -1; }},
+      {"more KV tokens than kernels count", unsupported, "limits.max_kv_tokens",
+       [](P&, L& l, O&) { l.max_kv_tokens = std::numeric_limits<std::int32_t>::max(); }},
       {"negative KV tokens in all", invalid_argument, "limits.max_total_kv_tokens",
        [](P&, L& l, O&) { l.max_total_kv_tokens = -1; }},
       {"rows that 32 bits cannot number", out_of_limits, "limits.max_total_query_tokens",
