@@ -20,22 +20,9 @@ struct RowState {
   float sum = 0;
 };
 
-// The factor that old sums and outputs take when `block_max` arrives; raises the state's reference if it must.
-inline float raise_max(RowState& state, float block_max) {
-  if (!(block_max > state.max_log2 + kMaxLag) && state.max_log2 != kNegInf) return 1.0f;
-  if (block_max == kNegInf) return 1.0f;
-  const float factor = state.max_log2 == kNegInf ? 0.0f : std::exp2(state.max_log2 - block_max);
-  state.max_log2 = block_max;
-  state.sum *= factor;
-  return factor;
-}
-
 // Natural log of the sum of exponentials; empty -> -inf. A NaN that came in as a score goes out again.
 inline float log_sum_exp(const RowState& state) {
   return state.sum == 0 ? kNegInf : (state.max_log2 + std::log2(state.sum)) * kLn2;
 }
-
-// What the accumulated output is multiplied with; empty -> 0.
-inline float normalizer(const RowState& state) { return state.sum == 0 ? 0.0f : 1.0f / state.sum; }
 
 }  // namespace latte

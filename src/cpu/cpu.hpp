@@ -44,6 +44,13 @@ struct OutputView {
   Dtype dtype = Dtype::bf16;
   float* lse = nullptr;  // may be null
   std::int64_t lse_token_stride = 0, lse_head_stride = 0;
+
+  std::byte* row(std::int64_t token, std::int64_t head) const {
+    return out + (token * out_token_stride + head * out_head_stride) * static_cast<std::int64_t>(dtype_bytes(dtype));
+  }
+  float* lse_at(std::int64_t token, std::int64_t head) const {
+    return lse ? lse + token * lse_token_stride + head * lse_head_stride : nullptr;
+  }
 };
 
 struct Kernel;

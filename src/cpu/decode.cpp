@@ -58,17 +58,15 @@ void merge_tile(const Context& context, std::int32_t tile) {
     const TilePartials partials{context.workspace, plan.reduce_partial_map.data() + first, row - rows.begin,
                                 call.latent};
     const std::int64_t token = row / call.heads, head = row % call.heads;
-    const OutputView& out = call.out;
     call.kernel->merge_row({
         .context = &partials,
         .lse = TilePartials::lse,
         .values = TilePartials::values,
         .count = count,
         .latent = call.latent,
-        .out = out.out + (token * out.out_token_stride + head * out.out_head_stride) *
-                             static_cast<std::int64_t>(dtype_bytes(out.dtype)),
-        .out_dtype = out.dtype,
-        .lse_out = out.lse ? out.lse + token * out.lse_token_stride + head * out.lse_head_stride : nullptr,
+        .out = call.out.row(token, head),
+        .out_dtype = call.out.dtype,
+        .lse_out = call.out.lse_at(token, head),
     });
   }
 }

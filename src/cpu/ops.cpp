@@ -69,11 +69,9 @@ void merge_worker(void* opaque, std::int32_t worker) {
         .values = PartsOfRow::values,
         .count = static_cast<std::int32_t>(m.parts.size()),
         .latent = m.latent,
-        .out = m.out.out + (row.token * m.out.out_token_stride + row.head * m.out.out_head_stride) *
-                               static_cast<std::int64_t>(dtype_bytes(m.out.dtype)),
+        .out = m.out.row(row.token, row.head),
         .out_dtype = m.out.dtype,
-        .lse_out =
-            m.out.lse ? m.out.lse + row.token * m.out.lse_token_stride + row.head * m.out.lse_head_stride : nullptr,
+        .lse_out = m.out.lse_at(row.token, row.head),
     });
   }
 }

@@ -1,6 +1,7 @@
 // merge against the oracle, in every format and with every kind of emptiness.
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include <gtest/gtest.h>
 
@@ -117,6 +118,22 @@ TEST_F(Merge, JoinsPartialsOfDifferentFormatsAndStrides) {
   parts.emplace_back(shape, Dtype::bf16, Layout::transposed, 1, 3, rng);
   parts.emplace_back(shape, Dtype::f16, Layout::gapped, -1, 2, rng);
   expect_merged(backend, parts, shape, Dtype::f32, Layout::gapped);
+}
+
+// A rank that went wrong must not pass for one that saw nothing.
+TEST_F(Merge, PassesANanOn) {
+  for (const float broken : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    std::vector<float> ones(16, 1.0f), out(16, 0.0f);
+    const float lse[] = {0.0f, broken};
+    float merged = 0;
+    const auto values = dense(static_cast<const void*>(ones.data()), Dtype::f32, {1, 1, 16});
+    const Partial partials[] = {{values, dense(static_cast<const void*>(&lse[0]), Dtype::f32, {1, 1})},
+                                {values, dense(static_cast<const void*>(&lse[1]), Dtype::f32, {1, 1})}};
+    ASSERT_TRUE(
+        merge(backend, partials, dense(out.data(), Dtype::f32, {1, 1, 16}), dense(&merged, Dtype::f32, {1, 1})));
+    EXPECT_TRUE(std::isnan(merged)) << merged;
+    EXPECT_TRUE(std::isnan(out[0])) << out[0];
+  }
 }
 
 TEST_F(Merge, OfEmptyPartialsIsEmpty) {

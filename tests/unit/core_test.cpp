@@ -138,71 +138,17 @@ TEST(Checked, RoundsUpToMultiples) {
   EXPECT_EQ(ceil_div(std::int64_t{1} << 40, 3), 366503875926);
 }
 
-// The state of a row that absorbs `blocks` of scores (log2 units) one after another, with a one-column output.
-struct Absorbed {
-  RowState state;
-  double output = 0;
-};
+TEST(SoftmaxState, AnEmptyRowHasNoMass) { EXPECT_EQ(log_sum_exp(RowState{}), kNegInf); }
 
-Absorbed absorb(const std::vector<std::vector<float>>& blocks) {
-  Absorbed row;
-  for (const std::vector<float>& block : blocks) {
-    float top = kNegInf;
-    for (const float score : block) top = std::max(top, score);
-    row.output *= raise_max(row.state, top);
-    for (const float score : block) {
-      if (score == kNegInf) continue;
-      const float weight = std::exp2(score - row.state.max_log2);
-      row.state.sum += weight;
-      row.output += weight * score;  // the value of a token is its own score
-    }
-  }
-  return row;
-}
-
-TEST(SoftmaxState, AnEmptyRowHasNoMassAndNoNan) {
-  const RowState empty;
-  EXPECT_EQ(log_sum_exp(empty), kNegInf);
-  EXPECT_EQ(normalizer(empty), 0.0f);
-}
-
-TEST(SoftmaxState, ABlockWithoutVisibleScoresChangesNothing) {
-  for (const std::vector<std::vector<float>>& blocks : std::vector<std::vector<std::vector<float>>>{
-           {{kNegInf, kNegInf}, {1.0f, 2.0f}}, {{1.0f, 2.0f}, {kNegInf}}, {{kNegInf}, {1.0f}, {kNegInf}, {2.0f}}}) {
-    const Absorbed row = absorb(blocks);
-    EXPECT_NEAR(log_sum_exp(row.state), std::log(6.0), 1e-6);
-    EXPECT_NEAR(row.output * normalizer(row.state), 10.0 / 6, 1e-6);
-  }
-  const Absorbed nothing = absorb({{kNegInf}, {kNegInf}});
-  EXPECT_EQ(log_sum_exp(nothing.state), kNegInf);
-  EXPECT_EQ(nothing.output * normalizer(nothing.state), 0.0);
-}
-
-TEST(SoftmaxState, TheOrderOfBlocksDoesNotMatter) {
-  const std::vector<std::vector<float>> rising = {{-300, -290}, {-20, 3}, {8, 11.5f}, {12, 12}, {90, 40}, {98, 89}};
-  const std::vector<std::vector<float>> falling(rising.rbegin(), rising.rend());
-  double sum = 0, weighted = 0;
-  for (const auto& block : rising)
-    for (const double score : block) sum += std::exp2(score), weighted += std::exp2(score) * score;
-  for (const auto& blocks : {rising, falling}) {
-    const Absorbed row = absorb(blocks);
-    EXPECT_NEAR(log_sum_exp(row.state), std::log(sum), 1e-5 * 98);
-    EXPECT_NEAR(row.output * normalizer(row.state), weighted / sum, 1e-4);
+TEST(SoftmaxState, LogSumExpDoesNotDependOnTheReference) {
+  // Scores 1 and 2 (log2 units): 2^1 + 2^2 = 6, whatever the sum is relative to.
+  for (const float reference : {2.0f, 0.0f, -5.0f}) {
+    const RowState state{reference, std::exp2(1 - reference) + std::exp2(2 - reference)};
+    EXPECT_NEAR(log_sum_exp(state), std::log(6.0), 1e-6) << reference;
   }
 }
 
-TEST(SoftmaxState, TheReferenceLagsButOnlySoFar) {
-  RowState state;
-  EXPECT_EQ(raise_max(state, 10.0f), 0.0f);
-  EXPECT_EQ(state.max_log2, 10.0f);
-  state.sum = 1;
-  EXPECT_EQ(raise_max(state, 10.0f + kMaxLag), 1.0f);
-  EXPECT_EQ(state.max_log2, 10.0f);
-  EXPECT_EQ(raise_max(state, 11.0f + kMaxLag), std::exp2(-1.0f - kMaxLag));
-  EXPECT_EQ(state.max_log2, 11.0f + kMaxLag);
-  EXPECT_EQ(state.sum, std::exp2(-1.0f - kMaxLag));
-  EXPECT_EQ(raise_max(state, -1000.0f), 1.0f);
-}
+TEST(SoftmaxState, ANanStaysOne) { EXPECT_TRUE(std::isnan(log_sum_exp(RowState{0.0f, NAN}))); }
 
 }  // namespace
 }  // namespace latte

@@ -37,8 +37,8 @@ inline constexpr std::int32_t kPair = kLanes > 1 ? 2 : 1;  // key values a broad
 static_assert(kStep % kTokens == 0);
 
 struct Scratch {
-  float *q, *k, *s, *o;
-  float *max_log2, *sum, *factor;
+  float *q, *k, *s, *o, *total_o;
+  float *max_log2, *sum, *total_sum, *factor;
   std::int32_t* bound;
   std::int64_t
       key_stride;  // elements between staged tokens: one cache line more than W, so that columns spread over sets
@@ -50,8 +50,10 @@ struct Scratch {
     k = carver.take<float>(kStep * key_stride);
     s = carver.take<float>(padded * kStep);
     o = carver.take<float>(padded * latent);
+    total_o = carver.take<float>(padded * latent);
     max_log2 = carver.take<float>(padded);
     sum = carver.take<float>(padded);
+    total_sum = carver.take<float>(padded);
     factor = carver.take<float>(padded);
     bound = carver.take<std::int32_t>(padded);
   }
@@ -61,6 +63,7 @@ struct Work {
   const Piece& piece;
   Scratch s;
   std::int32_t rows, panels, latent, width;
+  bool folded = false;  // the totals hold something
 };
 
 // q[panel][W / 2][2][lanes]: the rows, transposed in pairs of values. Rows past the end are zero and see everything, so
@@ -160,9 +163,14 @@ HWY_INLINE void absorb_panel(float* s, std::int32_t first, std::int32_t tokens, 
   hn::StoreU(hn::Add(sum, hn::LoadU(d, state.sum)), d, state.sum);
 }
 
+HWY_INLINE void rescale(float* row, std::int32_t count, float factor) {
+  const F32 d;
+  for (std::int32_t c = 0; c < count; c += kLanes)
+    hn::StoreU(hn::Mul(hn::LoadU(d, row + c), hn::Set(d, factor)), d, row + c);
+}
+
 // S^T -> P^T in place; rescales the outputs of rows whose reference rose.
 HWY_INLINE void absorb(Work& w, std::int32_t first, std::int32_t tokens) {
-  const F32 d;
   const float scale_log2 = w.piece.call.score_scale * kLog2e;
   for (std::int32_t p = 0; p < w.panels; ++p) {
     const std::int32_t row = p * kLanes;
@@ -170,12 +178,14 @@ HWY_INLINE void absorb(Work& w, std::int32_t first, std::int32_t tokens) {
     const PanelState state{w.s.max_log2 + row, w.s.sum + row, w.s.bound + row};
     const bool masked = needs_mask(state.bound, first + tokens);
     if (raise_panel(s, first, tokens, scale_log2, masked, state, w.s.factor + row))
-      for (std::int32_t r = row; r < std::min(row + kLanes, w.rows); ++r)
-        if (w.s.factor[r] != 1.0f)
-          for (std::int32_t c = 0; c < w.latent; c += kLanes) {
-            float* o = w.s.o + static_cast<std::int64_t>(r) * w.latent + c;
-            hn::StoreU(hn::Mul(hn::LoadU(d, o), hn::Set(d, w.s.factor[r])), d, o);
-          }
+      for (std::int32_t r = row; r < std::min(row + kLanes, w.rows); ++r) {
+        const float factor = w.s.factor[r];
+        if (factor == 1.0f) continue;
+        rescale(w.s.o + static_cast<std::int64_t>(r) * w.latent, w.latent, factor);
+        if (!w.folded) continue;
+        rescale(w.s.total_o + static_cast<std::int64_t>(r) * w.latent, w.latent, factor);
+        w.s.total_sum[r] *= factor;
+      }
     if (masked)
       absorb_panel<true>(s, first, tokens, scale_log2, state);
     else
@@ -234,6 +244,12 @@ HWY_INLINE void accumulate(const Work& w, std::int32_t tokens) {
   accumulate_tail<kRows - 1>(w, row, w.rows - row, tokens);
 }
 
+HWY_INLINE void fold_sums(Work& w) {
+  fold(w.s.total_o, w.s.o, static_cast<std::int64_t>(w.rows) * w.latent, !w.folded);
+  fold(w.s.total_sum, w.s.sum, w.panels * kLanes, !w.folded);
+  w.folded = true;
+}
+
 HWY_NOINLINE void run(const Piece& piece) {
   const DecodeCall& call = piece.call;
   Carver carver(piece.scratch);
@@ -246,14 +262,17 @@ HWY_NOINLINE void run(const Piece& piece) {
   pack_query(w);
   const TokenReader reader(call.kv, piece.record.request);
   for (std::int32_t t = piece.record.kv_begin; t < piece.record.kv_end; t += kStep) {
-    const std::int32_t tokens = std::min(kStep, piece.record.kv_end - t);
+    const std::int32_t tokens = std::min(kStep, piece.record.kv_end - t), done = t - piece.record.kv_begin;
+    if (done > 0 && done % kFoldTokens == 0) fold_sums(w);
     load(w, reader, t, tokens);
     scores(w, tokens);
     absorb(w, t, tokens);
     accumulate(w, tokens);
   }
-  finish_rows(piece, w.s.max_log2, w.s.sum,
-              [&](std::int32_t r) { return w.s.o + static_cast<std::int64_t>(r) * w.latent; });
+  if (w.folded) fold_sums(w);
+  const float* sum = w.folded ? w.s.total_sum : w.s.sum;
+  const float* o = w.folded ? w.s.total_o : w.s.o;
+  finish_rows(piece, w.s.max_log2, sum, [&](std::int32_t r) { return o + static_cast<std::int64_t>(r) * w.latent; });
 }
 
 std::size_t scratch_bytes(const Shape& shape) {

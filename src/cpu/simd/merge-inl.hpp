@@ -22,13 +22,17 @@ inline constexpr std::int32_t kMergeColumns = 512;  // columns joined at a time,
 
 HWY_NOINLINE void merge_row(const MergeRow& row) {
   const F32 d;
-  float best = kNegInf;
-  for (std::int32_t k = 0; k < row.count; ++k) best = std::max(best, row.lse(row.context, k));
-  float total = 0;
-  if (best != kNegInf)
+  float best = kNegInf, total = 0;
+  bool empty = true;
+  for (std::int32_t k = 0; k < row.count; ++k) {
+    const float lse = row.lse(row.context, k);
+    empty = empty && lse == kNegInf;
+    best = std::max(best, lse);
+  }
+  if (!empty)
     for (std::int32_t k = 0; k < row.count; ++k) total += std::exp(row.lse(row.context, k) - best);
 
-  const float share = total > 0 ? 1.0f / total : 0.0f;
+  const float share = empty ? 0.0f : 1.0f / total;
   const auto out_bytes = static_cast<std::int64_t>(dtype_bytes(row.out_dtype));
   float joined[kMergeColumns], values[kMergeColumns];
   for (std::int32_t begin = 0; begin < row.latent; begin += kMergeColumns) {
@@ -50,7 +54,7 @@ HWY_NOINLINE void merge_row(const MergeRow& row) {
     store_scaled(joined, 1.0f, columns, row.out + begin * out_bytes, row.out_dtype);
   }
   // Last: the output may be one of the partials.
-  if (row.lse_out) *row.lse_out = total > 0 ? best + std::log(total) : kNegInf;
+  if (row.lse_out) *row.lse_out = empty ? kNegInf : best + std::log(total);
 }
 
 }  // namespace latte::cpu::HWY_NAMESPACE

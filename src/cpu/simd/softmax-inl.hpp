@@ -104,21 +104,35 @@ HWY_INLINE void finish_rows(const Piece& piece, const float* max_log2, const flo
   const std::int32_t partial = piece.record.partial_row;
   for (std::int32_t r = 0; r < piece.rows(); ++r) {
     const RowState state{max_log2[r], sum[r]};
-    const float factor = normalizer(state) * call.value_scale, lse = log_sum_exp(state);
+    const std::int32_t token = piece.token(r), head = piece.head(r);
+    std::byte* out = call.out.row(token, head);
+    float* lse = call.out.lse_at(token, head);
+    Dtype dtype = call.out.dtype;
     if (partial >= 0) {
-      const std::int64_t row = partial + r;
-      store_scaled(row_out(r), factor, call.latent, reinterpret_cast<std::byte*>(piece.partial_out + row * call.latent),
-                   Dtype::f32);
-      piece.partial_lse[row] = lse;
-    } else {
-      const std::int64_t token = piece.token(r), head = piece.head(r);
-      const OutputView& out = call.out;
-      store_scaled(row_out(r), factor, call.latent,
-                   out.out + (token * out.out_token_stride + head * out.out_head_stride) *
-                                 static_cast<std::int64_t>(dtype_bytes(out.dtype)),
-                   out.dtype);
-      if (out.lse) out.lse[token * out.lse_token_stride + head * out.lse_head_stride] = lse;
+      out = reinterpret_cast<std::byte*>(piece.partial_out + (std::int64_t{partial} + r) * call.latent);
+      lse = piece.partial_lse + partial + r;
+      dtype = Dtype::f32;
     }
+    // A row that saw nothing is zero even if a token hidden from it was NaN.
+    if (state.sum == 0)
+      std::memset(out, 0, static_cast<std::size_t>(call.latent) * dtype_bytes(dtype));
+    else
+      store_scaled(row_out(r), call.value_scale / state.sum, call.latent, out, dtype);
+    if (lse) *lse = log_sum_exp(state);
+  }
+}
+
+// Sums over many tokens lose a digit for every hundredfold of them, so long pieces are summed in two levels: every
+// kFoldTokens the running sums move into totals and start again from zero. Both are relative to the same reference.
+inline constexpr std::int32_t kFoldTokens = 4096;
+
+// total (+)= part, part = 0. `first`: the totals hold nothing yet.
+HWY_INLINE void fold(float* HWY_RESTRICT total, float* HWY_RESTRICT part, std::int64_t count, bool first) {
+  const F32 d;
+  for (std::int64_t i = 0; i < count; i += kLanes) {
+    const auto add = hn::LoadU(d, part + i);
+    hn::StoreU(first ? add : hn::Add(hn::LoadU(d, total + i), add), d, total + i);
+    hn::StoreU(hn::Zero(d), d, part + i);
   }
 }
 

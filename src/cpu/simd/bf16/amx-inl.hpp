@@ -189,7 +189,7 @@ struct AmxNarrow {
 
   HWY_INLINE static void gather_row(const Work& w, std::int32_t r, float* row) {
     for (std::int32_t column = 0; column < w.column_panels; column += 2) {
-      const float* even = w.s.o + w.o_panel(0, column) + r * kPanel;
+      const float* even = w.sums() + w.o_panel(0, column) + r * kPanel;
       for (std::int32_t i = 0; i < kPanel; ++i) {
         row[column * kPanel + 2 * i] = even[i];
         row[column * kPanel + 2 * i + 1] = even[Wide::kOutTile + i];

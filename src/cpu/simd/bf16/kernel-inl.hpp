@@ -107,8 +107,10 @@ HWY_INLINE void run_with(const Piece& piece) {
     } else {
       Math::accumulate(w, *now, [] {});
     }
+    if (more && (t + kStep - piece.record.kv_begin) % kFoldTokens == 0) fold_sums(w);
   }
-  finish_rows(piece, w.s.max_log2, w.s.sum, [&](std::int32_t r) {
+  if (w.folded) fold_sums(w);
+  finish_rows(piece, w.s.max_log2, w.folded ? w.s.total_sum : w.s.sum, [&](std::int32_t r) {
     Math::gather_row(w, r, w.s.row);
     return w.s.row;
   });

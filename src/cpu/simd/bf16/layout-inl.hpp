@@ -23,8 +23,8 @@ static_assert(kLanes == kPanel);
 struct Scratch {
   std::uint16_t *q, *k[2], *v[2], *p;
   std::uint32_t* pairs;  // P^T of one panel, two tokens a word, before it is turned into tiles
-  float *s[2], *o, *row;
-  float *max_log2, *sum, *factor;
+  float *s[2], *o, *total_o, *row;
+  float *max_log2, *sum, *total_sum, *factor;
   std::int32_t* bound;
   std::int64_t v_panel;  // elements between column panels: one cache line more than they need, to spread over sets
 
@@ -38,9 +38,11 @@ struct Scratch {
     pairs = carver.take<std::uint32_t>(kStep / 2 * kPanel);
     for (float*& block : s) block = carver.take<float>(padded * kStep);
     o = carver.take<float>(padded * round_up(latent, 2 * kPanel));
+    total_o = carver.take<float>(padded * round_up(latent, 2 * kPanel));
     row = carver.take<float>(std::max(key_width, 2 * kPair) + latent);
     max_log2 = carver.take<float>(padded);
     sum = carver.take<float>(padded);
+    total_sum = carver.take<float>(padded);
     factor = carver.take<float>(padded);
     bound = carver.take<std::int32_t>(padded);
   }
@@ -106,16 +108,19 @@ struct Work {
   Prefetch ahead;
   std::int32_t rows, panels, latent, rope, width;
   std::int32_t column_panels;  // of V and O; the last may be half used when latent is an odd multiple of 16
+  bool folded = false;         // the totals hold something
 
   std::int64_t o_panel(std::int32_t panel, std::int32_t column_panel) const {
     return (static_cast<std::int64_t>(panel) * column_panels + column_panel) * kPanel * kPanel;
   }
+  // The finished output: the totals of a long piece, the running sums of a short one.
+  const float* sums() const { return folded ? s.total_o : s.o; }
 };
 
 // Row r of o[panel][column panel][16][16].
 HWY_INLINE void gather_panels(const Work& w, std::int32_t r, float* row) {
   for (std::int32_t c = 0; c < w.column_panels; ++c)
-    std::copy_n(w.s.o + w.o_panel(r / kPanel, c) + r % kPanel * kPanel, kPanel, row + c * kPanel);
+    std::copy_n(w.sums() + w.o_panel(r / kPanel, c) + r % kPanel * kPanel, kPanel, row + c * kPanel);
 }
 
 }  // namespace latte::cpu::HWY_NAMESPACE::bf16

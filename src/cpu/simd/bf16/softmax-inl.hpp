@@ -25,6 +25,15 @@ HWY_INLINE __m512 exp2_short(__m512 x) {
   return _mm512_scalef_ps(p, x);
 }
 
+// Multiplies each row of a panel of outputs with its factor.
+HWY_INLINE void rescale_panel(const Work& w, float* outputs, std::int32_t panel) {
+  for (std::int32_t c = 0; c < w.column_panels; ++c)
+    for (std::int32_t r = 0; r < kPanel; ++r) {
+      float* o = outputs + w.o_panel(panel, c) + r * kPanel;
+      _mm512_storeu_ps(o, _mm512_mul_ps(_mm512_loadu_ps(o), _mm512_set1_ps(w.s.factor[panel * kPanel + r])));
+    }
+}
+
 // Raises every row's reference for a scored block and rescales the outputs of those that rose.
 HWY_INLINE void raise(Work& w, const Block& block) {
   const float scale_log2 = w.piece.call.score_scale * kLog2e;
@@ -35,12 +44,18 @@ HWY_INLINE void raise(Work& w, const Block& block) {
     if (!raise_panel(block.s + static_cast<std::int64_t>(panel) * kStep * kPanel, block.first, block.tokens, scale_log2,
                      masked, state, w.s.factor + row))
       continue;
-    for (std::int32_t c = 0; c < w.column_panels; ++c)
-      for (std::int32_t r = 0; r < kPanel; ++r) {
-        float* o = w.s.o + w.o_panel(panel, c) + r * kPanel;
-        _mm512_storeu_ps(o, _mm512_mul_ps(_mm512_loadu_ps(o), _mm512_set1_ps(w.s.factor[row + r])));
-      }
+    rescale_panel(w, w.s.o, panel);
+    if (!w.folded) continue;
+    rescale_panel(w, w.s.total_o, panel);
+    for (std::int32_t r = row; r < row + kPanel; ++r) w.s.total_sum[r] *= w.s.factor[r];
   }
+}
+
+// Moves the running sums into the totals (kFoldTokens).
+HWY_INLINE void fold_sums(Work& w) {
+  fold(w.s.total_o, w.s.o, w.o_panel(w.panels, 0), !w.folded);
+  fold(w.s.total_sum, w.s.sum, w.panels * kPanel, !w.folded);
+  w.folded = true;
 }
 
 // How P lies in its tiles, each of 16 rows x 64 bytes.
