@@ -65,6 +65,18 @@ inline std::uint8_t f32_to_e4m3(float value) {
   return static_cast<std::uint8_t>(sign | ((rebased + 0x7ffffu + ((rebased >> 20) & 1u)) >> 20));
 }
 
+// value / scale, rounded once. The quotient of two floats in double is never mistaken for a tie of e4m3, which in float
+// it can be; what is cut off on the way to float is kept as an odd last bit, so that the encoder sees on which side it
+// lies.
+inline std::uint8_t quotient_to_e4m3(float value, float scale) {
+  const double quotient = static_cast<double>(value) / scale;
+  const auto nearest = static_cast<float>(quotient);
+  auto bits = std::bit_cast<std::uint32_t>(nearest);
+  if (!std::isfinite(nearest) || static_cast<double>(nearest) == quotient) return f32_to_e4m3(nearest);
+  if (std::fabs(static_cast<double>(nearest)) > std::fabs(quotient)) --bits;
+  return f32_to_e4m3(std::bit_cast<float>(bits | 1u));
+}
+
 // The 656-byte token of fp8_ds_mla.
 inline constexpr std::int32_t kDsMlaLatent = 512, kDsMlaRope = 64, kDsMlaGroup = 128, kDsMlaGroups = 4;
 inline constexpr std::int32_t kDsMlaScaleOffset = 512, kDsMlaRopeOffset = 528, kDsMlaBytes = 656;

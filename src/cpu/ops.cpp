@@ -100,7 +100,7 @@ void store_value(std::byte* row, KvFormat format, std::int32_t i, float value, f
     case KvFormat::bf16: return write16(f32_to_bf16(value));
     case KvFormat::f16: return write16(f32_to_f16(value));
     case KvFormat::f32: std::memcpy(row + i * 4, &value, 4); return;
-    case KvFormat::fp8_e4m3: row[i] = static_cast<std::byte>(f32_to_e4m3(value / kv_scale)); return;
+    case KvFormat::fp8_e4m3: row[i] = static_cast<std::byte>(quotient_to_e4m3(value, kv_scale)); return;
     case KvFormat::fp8_ds_mla: return;  // write_ds_mla
   }
 }
@@ -113,7 +113,7 @@ void write_ds_mla(const WriteKvCall& call, const std::byte* latent, const std::b
     const float scale = std::max(largest / kE4m3Max, FLT_MIN);
     std::memcpy(token + kDsMlaScaleOffset + group * 4, &scale, 4);
     for (std::int32_t i = group * kDsMlaGroup; i < (group + 1) * kDsMlaGroup; ++i)
-      token[i] = static_cast<std::byte>(f32_to_e4m3(value_at(latent, call.dtype, i) / scale));
+      token[i] = static_cast<std::byte>(quotient_to_e4m3(value_at(latent, call.dtype, i), scale));
   }
   for (std::int32_t i = 0; i < kDsMlaRope; ++i)
     store_value(token + kDsMlaRopeOffset, KvFormat::bf16, i, value_at(rope, call.dtype, i), 1);
