@@ -59,21 +59,20 @@ Status decode(const DecodeMetadata& metadata, const DecodeArgs& args) {
   const DecodeProblem& problem = builder.problem;
   const float q_scale = args.q_scale_ptr ? *args.q_scale_ptr : args.q_scale;
   const float kv_scale = args.kv_scale_ptr ? *args.kv_scale_ptr : args.kv_scale;
-  const cpu::DecodeCall call{.kernel = builder.kernel,
-                             .plan = &slot->plan,
-                             .heads = problem.heads,
-                             .latent = problem.latent,
-                             .rope = problem.rope,
-                             .mask = problem.mask,
-                             .seq_lens = slot->seq_lens.data(),
-                             .query_start = slot->query_start.data(),
-                             .visible = slot->visible.empty() ? nullptr : slot->visible.data(),
-                             .q = backend::query_view(problem, args),
-                             .kv = backend::cache_view(problem, args),
-                             .out = backend::output_view(args),
-                             .score_scale = args.scale * q_scale * kv_scale,
-                             .value_scale = kv_scale,
-                             .workspace = args.workspace.empty() ? slot->workspace.get() : args.workspace.data()};
+  const cpu::DecodeCall call{
+      .kernel = builder.kernel,
+      .plan = &slot->plan,
+      .heads = problem.heads,
+      .latent = problem.latent,
+      .rope = problem.rope,
+      .mask = problem.mask,
+      .lengths = {.seq_lens = slot->seq_lens, .query_start = slot->query_start, .visible = slot->visible},
+      .q = backend::query_view(problem, args),
+      .kv = backend::cache_view(problem, args),
+      .out = backend::output_view(args),
+      .score_scale = args.scale * q_scale * kv_scale,
+      .value_scale = kv_scale,
+      .workspace = args.workspace.empty() ? slot->workspace.get() : args.workspace.data()};
   cpu::run_decode(builder.backend->impl().workers, call);
   return {};
 }

@@ -60,9 +60,7 @@ struct DecodeCall {
   const Plan* plan = nullptr;
   std::int32_t heads = 1, latent = 512, rope = 64;
   Mask mask = Mask::causal;
-  const std::int32_t* seq_lens = nullptr;
-  const std::int32_t* query_start = nullptr;
-  const std::int32_t* visible = nullptr;  // may be null
+  StepLengths lengths;
   QueryView q;
   CacheView kv;
   OutputView out;
