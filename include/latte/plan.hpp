@@ -55,8 +55,9 @@ struct CostModel {
   std::int32_t granule_ticks = 0;
   std::int32_t row_granule = 1;
 
-  std::int64_t block(std::int32_t rows) const {
-    return block_ticks + (std::int64_t{rows} + row_granule - 1) / row_granule * granule_ticks;
+  constexpr std::int64_t block(std::int32_t rows) const {
+    const auto granule = static_cast<std::uint32_t>(row_granule);
+    return block_ticks + (static_cast<std::uint32_t>(rows) + granule - 1) / granule * std::int64_t{granule_ticks};
   }
 };
 
@@ -128,6 +129,10 @@ Result<PlanSizes> plan_sizes(const PlanConfig& config);
 // Fills `words` (at least plan_sizes().words) and returns views into it. Allocates nothing unless it fails.
 Result<Plan> make_plan(const PlanConfig& config, const StepLengths& lengths, std::span<std::int32_t> words);
 
+// The arrays in a buffer that another planner filled, or that was copied from a device. An error when its counts and
+// offsets do not fit the buffer; check_plan looks at the rest.
+Result<Plan> view_plan(std::span<const std::int32_t> words);
+
 // Ticks of one record by the cost model, and of a whole plan: the largest sum over a worker's records.
 std::int64_t record_ticks(const PlanConfig& config, const WorkRecord& record);
 std::int64_t makespan_ticks(const PlanConfig& config, const Plan& plan);
@@ -141,6 +146,7 @@ Status check_plan(const PlanConfig& config, const StepLengths& lengths, const Pl
 class OwnedPlan {
  public:
   static Result<OwnedPlan> make(const PlanConfig& config, const StepLengths& lengths);
+  static Result<OwnedPlan> take(std::vector<std::int32_t> words);
   OwnedPlan(OwnedPlan&&) = default;
   OwnedPlan& operator=(OwnedPlan&&) = default;
   const Plan& plan() const { return plan_; }

@@ -13,6 +13,7 @@ const char* code_name(Code code) {
     case Code::corrupt_plan: return "corrupt_plan";
     case Code::out_of_memory: return "out_of_memory";
     case Code::internal: return "internal";
+    case Code::device_fault: return "device_fault";
   }
   return "unknown";
 }

@@ -16,9 +16,6 @@
 namespace latte::plan {
 namespace {
 
-constexpr std::int32_t kMaxUniformCandidate = 16;
-constexpr std::int64_t kSnapCandidates = 3;
-
 class Line {
  public:
   explicit Line(const Step& step) : step_(step) {}
@@ -26,8 +23,8 @@ class Line {
   // Where worker w's share begins, for every w, and the makespan. `snap` ticks: a cut closer than that to a tile's edge
   // moves to the edge, which saves piece + split.
   std::int64_t cut(std::int64_t snap, std::span<Cut> cuts) const {
-    const std::int64_t workers = step_.config.workers;
-    const std::int64_t share = step_.line_ticks / workers, rest = step_.line_ticks % workers;
+    const std::int32_t workers = step_.config.workers;
+    const Shares shares(step_.line_ticks, workers);
     const auto tiles = static_cast<std::int32_t>(step_.tiles.size());
     if (tiles == 0) {
       std::fill(cuts.begin(), cuts.end(), Cut{0, 0});
@@ -37,20 +34,19 @@ class Line {
     bool begin_inside = false;
     std::int32_t t = 0;
     cuts[0] = {0, 0};
-    for (std::int64_t w = 1; w <= workers; ++w) {
+    for (std::int32_t w = 1; w <= workers; ++w) {
       Cut& cut = cuts[static_cast<std::size_t>(w)];
       std::int64_t end_ticks = step_.line_ticks;
       if (w == workers) {
         cut = {tiles, 0};
       } else {
-        const std::int64_t x = share * w + rest * w / workers;
+        const std::int64_t x = shares.begin(w);
         while (t + 1 < tiles && step_.tiles[static_cast<std::size_t>(t) + 1].line_begin <= x) ++t;
-        cut = place(t, x, snap);
-        end_ticks = position(cut);
+        cut = place(t, line_tile(t), x, step_.fixed.piece, snap);
+        if (cut.tile < tiles) end_ticks = cut_position(line_tile(cut.tile), cut.block, step_.fixed.piece);
       }
       // A cut never lies before the one before it: x grows, and rounding and snapping are monotone within a tile.
-      const std::int64_t load = end_ticks - begin_ticks + (begin_inside ? step_.piece + step_.split : 0);
-      if (end_ticks > begin_ticks) makespan = std::max(makespan, load);
+      makespan = std::max(makespan, share_ticks(begin_ticks, end_ticks, begin_inside, step_.fixed));
       begin_ticks = end_ticks;
       begin_inside = cut.block > 0;
     }
@@ -58,22 +54,9 @@ class Line {
   }
 
  private:
-  Cut place(std::int32_t t, std::int64_t x, std::int64_t snap) const {
+  LineTile line_tile(std::int32_t t) const {
     const Tile& tile = step_.tiles[static_cast<std::size_t>(t)];
-    const std::int64_t block = step_.block(tile);
-    const std::int64_t offset = x - tile.line_begin - step_.piece;
-    const std::int64_t length = tile.blocks * block;
-    if (offset <= std::max(snap, block / 2)) return {t, 0};
-    if (length - offset <= snap) return {t + 1, 0};
-    const std::int64_t blocks = (offset + block / 2) / block;
-    if (blocks >= tile.blocks) return {t + 1, 0};
-    return {t, static_cast<std::int32_t>(blocks)};
-  }
-
-  std::int64_t position(const Cut& cut) const {
-    if (cut.tile == static_cast<std::int32_t>(step_.tiles.size())) return step_.line_ticks;
-    const Tile& tile = step_.tiles[static_cast<std::size_t>(cut.tile)];
-    return tile.line_begin + (cut.block > 0 ? step_.piece + cut.block * step_.block(tile) : 0);
+    return {.begin = tile.line_begin, .block = step_.block(tile), .blocks = tile.blocks};
   }
 
   const Step& step_;
@@ -112,24 +95,22 @@ Outcome emit_line(const Step& step, std::span<const Cut> cuts, const Buffers& bu
 }  // namespace
 
 Outcome emit_balanced(const Step& step, const Buffers& buffers, Emitter& emitter) {
-  const std::int64_t workers = step.config.workers;
+  const std::int32_t workers = step.config.workers;
   const auto half = static_cast<std::size_t>(workers) + 1;
   std::span<Cut> best_cuts = buffers.cuts.first(half), trial_cuts = buffers.cuts.subspan(half, half);
   std::int64_t best = 0;
   std::int32_t splits = 0;
 
   const Line line(step);
-  for (std::int64_t i = 0; i < kSnapCandidates; ++i) {
-    const std::int64_t makespan = line.cut(i * (step.piece + step.split) / (kSnapCandidates - 1), trial_cuts);
+  for (std::int32_t i = 0; i < kSnapCandidates; ++i) {
+    const std::int64_t makespan = line.cut(snap_ticks(i, step.fixed), trial_cuts);
     if (i > 0 && makespan >= best) continue;
     best = makespan;
     std::swap(best_cuts, trial_cuts);
   }
 
   for (std::int32_t n = 1; n <= kMaxUniformCandidate; ++n) {
-    const std::int64_t extra = uniform_extra_pieces(step, n);
-    const std::int64_t at_least = (step.line_ticks + extra * (step.piece + step.split) + workers - 1) / workers;
-    if (extra >= 2 * workers || at_least >= best) break;  // both only grow with n
+    if (!uniform_can_win(uniform_extra_pieces(step, n), step.line_ticks, best, workers, step.fixed)) break;
     const std::int64_t makespan = uniform_makespan(step, n, buffers.loads);
     if (makespan < best) best = makespan, splits = n;
   }

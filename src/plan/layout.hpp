@@ -5,6 +5,7 @@
 #include <span>
 
 #include "latte/plan.hpp"
+#include "plan/arithmetic.hpp"
 
 namespace latte::plan {
 
@@ -30,14 +31,6 @@ struct Tile {
   Ticks line_begin{};          // where it starts on the line of unsplit costs
 
   std::int32_t rows() const { return row_end - row_begin; }
-};
-
-// A place on the line of tiles: `block` KV blocks into `tile`.
-struct Cut {
-  std::int32_t tile;
-  std::int32_t block;
-  bool operator==(const Cut&) const = default;
-  auto operator<=>(const Cut&) const = default;
 };
 
 // Writable counterparts of Plan's arrays at their full (limit) size, and the planner's scratch behind them.
@@ -69,17 +62,12 @@ inline std::int32_t visible_tokens(const StepLengths& lengths, Mask mask, std::i
   const auto b = static_cast<std::size_t>(request);
   const std::int32_t seq_len = lengths.seq_lens[b];
   if (mask == Mask::none) return seq_len;
-  const std::int64_t seen = static_cast<std::int64_t>(seq_len) - lengths.query_start[b + 1] + token + 1;
-  return seen < 0 ? 0 : static_cast<std::int32_t>(seen);
+  return causal_tokens(seq_len, lengths.query_start[b + 1], token);
 }
 
 // Cuts every request's rows into tiles, in order. Returns the number of tiles; `line_ticks` is their summed unsplit
 // cost.
 std::int32_t make_tiles(const PlanConfig& config, const StepLengths& lengths, std::span<Tile> tiles,
                         std::int64_t& line_ticks);
-
-// Ticks a cut adds. At least what makes piece + split one block of the widest tile: a split is never made to move less
-// than that, and the bound of docs/plan.md rests on it.
-std::int64_t split_ticks(const PlanConfig& config);
 
 }  // namespace latte::plan

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "core/checked.hpp"
 #include "plan/policies.hpp"
@@ -57,8 +58,7 @@ Result<Plan> make_plan(const PlanConfig& given, const StepLengths& lengths, std:
   const plan::Step step{.config = config,
                         .tiles = buffers.tiles.first(static_cast<std::size_t>(tiles)),
                         .line_ticks = line_ticks,
-                        .piece = config.cost.piece_ticks,
-                        .split = plan::split_ticks(config)};
+                        .fixed = {.piece = config.cost.piece_ticks, .split = plan::split_ticks(config)}};
 
   plan::Emitter emitter(config, lengths, buffers);
   plan::Outcome outcome{};
@@ -111,6 +111,15 @@ std::int64_t makespan_ticks(const PlanConfig& config, const Plan& plan) {
     makespan = std::max(makespan, load);
   }
   return makespan;
+}
+
+Result<OwnedPlan> OwnedPlan::take(std::vector<std::int32_t> words) {
+  OwnedPlan owned;
+  owned.words_ = std::move(words);
+  Result<Plan> plan = view_plan(owned.words_);
+  if (!plan.ok()) return plan.status();
+  owned.plan_ = *plan;
+  return owned;
 }
 
 Result<OwnedPlan> OwnedPlan::make(const PlanConfig& config, const StepLengths& lengths) {

@@ -13,12 +13,11 @@ struct Step {
   const PlanConfig& config;
   std::span<const Tile> tiles;
   std::int64_t line_ticks;
-  std::int64_t piece;  // fixed ticks of a piece
-  std::int64_t split;  // ticks a cut adds on top
+  Fixed fixed;
 
   std::int64_t block(const Tile& tile) const { return config.cost.block(tile.rows()); }
   std::int64_t piece_ticks(const Tile& tile, std::int32_t blocks, bool first) const {
-    return piece + blocks * block(tile) + (first ? 0 : split);
+    return fixed.piece + blocks * block(tile) + (first ? 0 : fixed.split);
   }
 };
 

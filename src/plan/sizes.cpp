@@ -24,7 +24,6 @@ constexpr std::int32_t kMaxTicks = 1 << 28;
 constexpr std::int32_t kMaxWorkers = 1 << 16;
 constexpr std::int32_t kMaxRowTile = 1 << 12;
 constexpr std::int64_t kTileWords = sizeof(Tile) / sizeof(std::int32_t);
-constexpr std::int64_t kRecordWords = sizeof(WorkRecord) / sizeof(std::int32_t);
 
 Status bad(const char* field, const char* expected, std::int64_t got) {
   return {Code::invalid_argument, field, expected, std::to_string(got)};
@@ -86,33 +85,32 @@ Limits resolve(const Limits& limits) {
 }
 
 std::int64_t words_needed(const PlanSizes& sizes, std::int32_t workers) {
-  return kMetaFields + (workers + 1) + sizes.records * kRecordWords + (sizes.tiles + 1) + sizes.tiles * 2 +
-         sizes.partials + sizes.tiles * kTileWords + 4 * (std::int64_t{workers} + 1) + 2 * std::int64_t{workers};
+  return layout(sizes, workers).scratch + sizes.tiles * kTileWords + 4 * (std::int64_t{workers} + 1) +
+         2 * std::int64_t{workers};
 }
 
 Buffers carve(const PlanSizes& sizes, std::int32_t workers, std::span<std::int32_t> words) {
-  std::size_t at = 0;
-  const auto take = [&]<class T>(T*, std::int64_t count) {
-    auto* begin = reinterpret_cast<T*>(words.data() + at);
-    at += static_cast<std::size_t>(count) * (sizeof(T) / sizeof(std::int32_t));
-    return std::span<T>(begin, static_cast<std::size_t>(count));
+  const Layout at = layout(sizes, workers);
+  const auto take = [&]<class T>(std::span<T>& array, std::int64_t offset, std::int64_t count) {
+    array = {reinterpret_cast<T*>(words.data() + offset), static_cast<std::size_t>(count)};
+    return offset + count * static_cast<std::int64_t>(sizeof(T) / sizeof(std::int32_t));
   };
-  constexpr std::int32_t* kWord = nullptr;
   Buffers b;
-  b.meta = take(kWord, kMetaFields);
-  b.meta[kMetaOffsetIndptr] = static_cast<std::int32_t>(at);
-  b.indptr = take(kWord, workers + 1);
-  b.meta[kMetaOffsetRecords] = static_cast<std::int32_t>(at);
-  b.records = take(static_cast<WorkRecord*>(nullptr), sizes.records);
-  b.meta[kMetaOffsetReduceIndptr] = static_cast<std::int32_t>(at);
-  b.reduce_indptr = take(kWord, sizes.tiles + 1);
-  b.meta[kMetaOffsetReduceFinal] = static_cast<std::int32_t>(at);
-  b.reduce_final = take(static_cast<RowRange*>(nullptr), sizes.tiles);
-  b.meta[kMetaOffsetReducePartial] = static_cast<std::int32_t>(at);
-  b.reduce_partial = take(kWord, sizes.partials);
-  b.tiles = take(static_cast<Tile*>(nullptr), sizes.tiles);
-  b.cuts = take(static_cast<Cut*>(nullptr), 2 * (std::int64_t{workers} + 1));
-  b.loads = take(static_cast<Ticks*>(nullptr), workers);
+  take(b.meta, 0, kMetaFields);
+  take(b.indptr, at.indptr, workers + 1);
+  take(b.records, at.records, sizes.records);
+  take(b.reduce_indptr, at.reduce_indptr, sizes.tiles + 1);
+  take(b.reduce_final, at.reduce_final, sizes.tiles);
+  take(b.reduce_partial, at.reduce_partial, sizes.partials);
+  const std::int64_t cuts = take(b.tiles, at.scratch, sizes.tiles);
+  const std::int64_t loads = take(b.cuts, cuts, 2 * (std::int64_t{workers} + 1));
+  take(b.loads, loads, workers);
+
+  b.meta[kMetaOffsetIndptr] = static_cast<std::int32_t>(at.indptr);
+  b.meta[kMetaOffsetRecords] = static_cast<std::int32_t>(at.records);
+  b.meta[kMetaOffsetReduceIndptr] = static_cast<std::int32_t>(at.reduce_indptr);
+  b.meta[kMetaOffsetReduceFinal] = static_cast<std::int32_t>(at.reduce_final);
+  b.meta[kMetaOffsetReducePartial] = static_cast<std::int32_t>(at.reduce_partial);
   return b;
 }
 

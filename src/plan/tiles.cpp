@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <string>
 
-#include "core/checked.hpp"
 #include "plan/layout.hpp"
 
 namespace latte::plan {
@@ -32,7 +31,7 @@ void for_each_tile(const PlanConfig& config, const StepLengths& lengths, const F
       const std::int32_t rows = std::min(config.row_tile, row_end - row);
       Tile tile{.request = b, .row_begin = row, .row_end = row + rows};
       tile.kv_extent = tile_extent(lengths, config.mask, b, row / config.heads, (row + rows - 1) / config.heads);
-      tile.blocks = static_cast<std::int32_t>(ceil_div(tile.kv_extent, config.kv_block));
+      tile.blocks = blocks_for(tile.kv_extent, config.kv_block);
       fn(tile);
       row += rows;
     }
@@ -101,10 +100,6 @@ std::int32_t make_tiles(const PlanConfig& config, const StepLengths& lengths, st
     tiles[static_cast<std::size_t>(count++)] = tile;
   });
   return count;
-}
-
-std::int64_t split_ticks(const PlanConfig& config) {
-  return std::max<std::int64_t>(config.cost.split_ticks, config.cost.block(config.row_tile) - config.cost.piece_ticks);
 }
 
 }  // namespace latte::plan

@@ -8,7 +8,7 @@ namespace latte::plan {
 
 std::int64_t uniform_extra_pieces(const Step& step, std::int32_t splits) {
   std::int64_t extra = 0;
-  for (const Tile& tile : step.tiles) extra += uniform_pieces(tile, splits) - 1;
+  for (const Tile& tile : step.tiles) extra += uniform_pieces(tile.blocks, splits) - 1;
   return extra;
 }
 
@@ -17,9 +17,9 @@ std::int64_t uniform_makespan(const Step& step, std::int32_t splits, std::span<T
   std::int64_t makespan = 0;
   std::size_t worker = 0;
   for (const Tile& tile : step.tiles) {
-    const std::int32_t pieces = uniform_pieces(tile, splits);
+    const std::int32_t pieces = uniform_pieces(tile.blocks, splits);
     for (std::int32_t i = 0; i < pieces; ++i) {
-      const std::int32_t blocks = uniform_cut(tile, pieces, i + 1) - uniform_cut(tile, pieces, i);
+      const std::int32_t blocks = uniform_cut(tile.blocks, pieces, i + 1) - uniform_cut(tile.blocks, pieces, i);
       const std::int64_t load = loads[worker] + step.piece_ticks(tile, blocks, i == 0);
       loads[worker] = load;
       makespan = std::max(makespan, load);
@@ -39,10 +39,10 @@ Outcome emit_uniform(const Step& step, std::int32_t splits, const Buffers& buffe
 
   std::int64_t worker = 0, row = 0;
   for (const Tile& tile : step.tiles) {
-    const std::int32_t pieces = uniform_pieces(tile, splits);
+    const std::int32_t pieces = uniform_pieces(tile.blocks, splits);
     emitter.begin_tile(tile, pieces);
     for (std::int32_t i = 0; i < pieces; ++i) {
-      emitter.piece(uniform_cut(tile, pieces, i), uniform_cut(tile, pieces, i + 1),
+      emitter.piece(uniform_cut(tile.blocks, pieces, i), uniform_cut(tile.blocks, pieces, i + 1),
                     buffers.indptr[static_cast<std::size_t>(worker)] + row);
       if (++worker == workers) worker = 0, ++row;
     }

@@ -1,0 +1,137 @@
+// The integer arithmetic that decides the words of a plan, once for the planner on the host (src/plan) and the one on a
+// device (src/cuda/plan). Everything is constexpr, so that device code can call it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "latte/plan.hpp"
+
+namespace latte::plan {
+
+// Where the six arrays and the planner's scratch lie, in int32 words from the buffer's start. Records begin at a
+// multiple of 4 words: devices load them 16 bytes at a time.
+struct Layout {
+  std::int64_t indptr, records, reduce_indptr, reduce_final, reduce_partial, scratch;
+};
+
+constexpr Layout layout(const PlanSizes& sizes, std::int64_t workers) {
+  Layout at{};
+  at.indptr = kMetaFields;
+  at.records = (at.indptr + workers + 1 + 3) / 4 * 4;
+  at.reduce_indptr = at.records + sizes.records * static_cast<std::int64_t>(sizeof(WorkRecord) / sizeof(std::int32_t));
+  at.reduce_final = at.reduce_indptr + sizes.tiles + 1;
+  at.reduce_partial = at.reduce_final + sizes.tiles * 2;
+  at.scratch = at.reduce_partial + sizes.partials;
+  return at;
+}
+
+// ceil(count / size) for count >= 0, size > 0 in 32 bits, where division is cheap.
+constexpr std::int32_t blocks_for(std::int32_t count, std::int32_t size) {
+  const auto divisor = static_cast<std::uint32_t>(size);
+  return static_cast<std::int32_t>((static_cast<std::uint32_t>(count) + divisor - 1) / divisor);
+}
+
+// Causal, bottom-right aligned: tokens that query `token` (counted over the step) sees, where the request's queries end
+// at `query_end`.
+constexpr std::int32_t causal_tokens(std::int32_t seq_len, std::int32_t query_end, std::int32_t token) {
+  const std::int64_t seen = static_cast<std::int64_t>(seq_len) - query_end + token + 1;
+  return seen < 0 ? 0 : static_cast<std::int32_t>(seen);
+}
+
+// Ticks a cut adds. At least what makes piece + split one block of the widest tile: a split is never made to move less
+// than that, and the bound of docs/plan.md rests on it.
+constexpr std::int64_t split_ticks(const PlanConfig& config) {
+  return std::max<std::int64_t>(config.cost.split_ticks, config.cost.block(config.row_tile) - config.cost.piece_ticks);
+}
+
+// Fixed ticks of a piece, and what a cut adds on top.
+struct Fixed {
+  std::int64_t piece, split;
+
+  constexpr std::int64_t both() const { return piece + split; }
+};
+
+// `total` ticks shared out evenly: where worker w's share begins. Without the product of total and w, which could
+// overflow; rest * w fits 32 bits.
+struct Shares {
+  std::int64_t each;
+  std::uint32_t rest, workers;
+
+  constexpr Shares(std::int64_t total, std::int32_t count)
+      : each(total / count),
+        rest(static_cast<std::uint32_t>(total % count)),
+        workers(static_cast<std::uint32_t>(count)) {}
+  constexpr std::int64_t begin(std::int32_t w) const {
+    return each * w + rest * static_cast<std::uint32_t>(w) / workers;
+  }
+};
+
+// A place on the line of tiles: `block` KV blocks into `tile`.
+struct Cut {
+  std::int32_t tile;
+  std::int32_t block;
+  bool operator==(const Cut&) const = default;
+  auto operator<=>(const Cut&) const = default;
+};
+
+// `balanced` tries the line with several snap distances, 0 to piece + split, then uniform(1) to uniform(16).
+inline constexpr std::int32_t kSnapCandidates = 3;
+inline constexpr std::int32_t kMaxUniformCandidate = 16;
+
+constexpr std::int64_t snap_ticks(std::int32_t candidate, const Fixed& fixed) {
+  return candidate * fixed.both() / (kSnapCandidates - 1);
+}
+
+// A tile as the line sees it.
+struct LineTile {
+  std::int64_t begin;  // where it starts on the line of unsplit costs
+  std::int64_t block;  // ticks of one of its blocks
+  std::int32_t blocks;
+};
+
+// The cut that stands for position x, which lies in tile t: rounded to a block, or moved to an edge of the tile that is
+// closer than `snap`.
+constexpr Cut place(std::int32_t t, const LineTile& tile, std::int64_t x, std::int64_t piece, std::int64_t snap) {
+  const std::int64_t offset = x - tile.begin - piece;
+  const std::int64_t length = tile.blocks * tile.block;
+  if (offset <= std::max(snap, tile.block / 2)) return {t, 0};
+  if (length - offset <= snap) return {t + 1, 0};
+  const std::int64_t blocks = (offset + tile.block / 2) / tile.block;
+  if (blocks >= tile.blocks) return {t + 1, 0};
+  return {t, static_cast<std::int32_t>(blocks)};
+}
+
+// Where on the line a cut into the tile lies.
+constexpr std::int64_t cut_position(const LineTile& tile, std::int32_t block, std::int64_t piece) {
+  return tile.begin + (block > 0 ? piece + block * tile.block : 0);
+}
+
+// Load of the worker between two cuts; `inside`: its first piece is not a tile's first.
+constexpr std::int64_t share_ticks(std::int64_t begin, std::int64_t end, bool inside, const Fixed& fixed) {
+  return end > begin ? end - begin + (inside ? fixed.both() : 0) : 0;
+}
+
+// uniform(n). A tile is never cut finer than its blocks; an empty one is one piece.
+constexpr std::int32_t uniform_pieces(std::int32_t blocks, std::int32_t splits) {
+  return std::clamp(blocks, std::int32_t{1}, splits);
+}
+// Block at which piece i of `pieces` begins: floor(blocks * i / pieces). At most 4096 pieces, so nothing overflows.
+constexpr std::int32_t uniform_cut(std::int32_t blocks, std::int32_t pieces, std::int32_t i) {
+  return blocks / pieces * i + blocks % pieces * i / pieces;
+}
+// A uniform candidate is worth a look while it adds few pieces and could still win. Both only get worse with n, so the
+// first that is not ends the search.
+constexpr bool uniform_can_win(std::int64_t extra_pieces, std::int64_t line_ticks, std::int64_t best,
+                               std::int32_t workers, const Fixed& fixed) {
+  const std::int64_t at_least = (line_ticks + extra_pieces * fixed.both() + workers - 1) / workers;
+  return extra_pieces < 2 * std::int64_t{workers} && at_least < best;
+}
+
+// batch_invariant(n tokens).
+constexpr std::int32_t chunk_blocks(const PlanConfig& config) { return blocks_for(config.policy.n, config.kv_block); }
+constexpr std::int32_t chunk_pieces(std::int32_t blocks, std::int32_t chunk) {
+  return std::max(1, blocks_for(blocks, chunk));
+}
+
+}  // namespace latte::plan
