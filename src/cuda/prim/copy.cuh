@@ -1,0 +1,46 @@
+// Copies: the tensor copy engine, 16-byte asynchronous copies, and matrix stores.
+#pragma once
+
+#include <cstdint>
+#include <cuda.h>
+
+#include "cuda/prim/sync.cuh"
+
+namespace latte::cuda::prim {
+
+__device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// One box of a 5-D tensor map into shared memory, at {0, 0, 0, slab, page}; its bytes are announced on `barrier`.
+__device__ __forceinline__ void load_box(const CUtensorMap& map, Barrier& barrier, std::uint32_t to, std::int32_t slab,
+                                         std::int32_t page) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %3, %3, %4, %5}], "
+      "[%2];" ::"r"(to),
+      "l"(&map), "r"(shared_address(&barrier)), "r"(0), "r"(slab), "r"(page)
+      : "memory");
+}
+
+// 16 bytes, past L1. With `valid` false the destination is filled with zeros and nothing is read.
+__device__ __forceinline__ void copy_16(std::uint32_t to, const void* from, bool valid = true) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+__device__ __forceinline__ void store_16_zeros(std::uint32_t to) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
+}
+
+// Two 8 x 8 matrices of 16-bit values from a warp's fragments; lane l < 16 names row l % 8 of matrix l / 8.
+__device__ __forceinline__ void store_matrix_x2(std::uint32_t to, std::uint32_t first, std::uint32_t second) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(to), "r"(first), "r"(second)
+               : "memory");
+}
+__device__ __forceinline__ void store_matrix_x2_transposed(std::uint32_t to, std::uint32_t first,
+                                                           std::uint32_t second) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(to), "r"(first), "r"(second)
+               : "memory");
+}
+
+}  // namespace latte::cuda::prim

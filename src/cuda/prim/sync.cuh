@@ -1,0 +1,106 @@
+// Synchronisation on the device: mbarriers, named barriers, fences, waiting for the launch before this one.
+#pragma once
+
+#include <cstdint>
+
+namespace latte::cuda::prim {
+
+__device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// An mbarrier: a phase completes when `arrivals` came and all announced bytes landed. Waiters name the phase's parity.
+struct Barrier {
+  std::uint64_t state;
+
+  __device__ void init(std::uint32_t arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(this)), "r"(arrivals));
+  }
+  __device__ void arrive() {
+    asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(shared_address(this)) : "memory");
+  }
+  __device__ void arrive_expecting(std::uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)),
+                 "r"(bytes)
+                 : "memory");
+  }
+  // Arrives once this thread's cp.async copies so far have landed; counts as one of the barrier's arrivals.
+  __device__ void arrive_after_copies() {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(this)) : "memory");
+  }
+  __device__ bool passed(std::uint32_t parity) {
+    std::uint32_t done;
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "mbarrier.test_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(shared_address(this)), "r"(parity)
+        : "memory");
+    return done != 0;
+  }
+  __device__ void wait(std::uint32_t parity) {
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "AGAIN:\n"
+        "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%0], %1;\n"
+        "@p bra DONE;\n"
+        "bra AGAIN;\n"
+        "DONE:\n}" ::"r"(shared_address(this)),
+        "r"(parity)
+        : "memory");
+  }
+};
+
+__device__ __forceinline__ void fence_barrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+// Orders this thread's ordinary shared-memory accesses before later ones of the tensor cores and the copy engine.
+__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Barriers of a part of the thread block; `threads` counts all who arrive or sync.
+__device__ __forceinline__ void named_sync(std::uint32_t id, std::uint32_t threads) {
+  asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void named_arrive(std::uint32_t id, std::uint32_t threads) {
+  asm volatile("barrier.cta.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ __forceinline__ bool named_any(std::uint32_t id, std::uint32_t threads, bool value) {
+  std::uint32_t any;
+  asm volatile(
+      "{\n.reg .pred p, q;\n"
+      "setp.ne.u32 p, %1, 0;\n"
+      "barrier.cta.red.or.pred q, %2, %3, p;\n"
+      "selp.u32 %0, 1, 0, q;\n}"
+      : "=r"(any)
+      : "r"(static_cast<std::uint32_t>(value)), "r"(id), "r"(threads)
+      : "memory");
+  return any != 0;
+}
+
+template <int kRegisters>
+__device__ __forceinline__ void grow_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void shrink_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// Programmatic dependent launch: wait for the launch before this one; let the next one start.
+__device__ __forceinline__ void wait_previous_launch() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void allow_next_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+__device__ __forceinline__ std::uint32_t load_acquire(const std::uint32_t* address) {
+  std::uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ std::uint32_t cluster_rank() {
+  std::uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+}  // namespace latte::cuda::prim

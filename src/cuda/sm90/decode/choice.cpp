@@ -1,0 +1,117 @@
+#include "cuda/sm90/decode/choice.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "core/checked.hpp"
+#include "plan/layout.hpp"
+
+namespace latte::cuda {
+namespace {
+
+constexpr std::int32_t kBlockTokens = 64;
+constexpr std::int32_t kPlainRows = 64;    // most rows of one thread block
+constexpr std::int32_t kSwappedRows = 32;  // and where threads copy pages token by token: with swapped operands only
+// Pieces of a tile are counted in 16 bits.
+constexpr std::int64_t kMostPieces = 32768;
+constexpr std::int32_t kDefaultChunk = 1024;
+
+struct Body {
+  std::int32_t rows;
+  const char* name;
+  const char* pair_name;
+  // Nanoseconds of one block of 64 tokens when all multiprocessors work: what memory needs for one thread block (or for
+  // a pair, which shares the read), or the tensor cores if that is more. Measured on an H200, bench/results/h200.
+  std::int32_t block_ns, pair_block_ns;
+  // Loading the queries and storing the result; on top for a split: its partial written, waited for and joined.
+  std::int32_t piece_ns, split_ns;
+};
+
+// Swapped operands cost as many columns as there are rows; at 64 the plain form is faster.
+constexpr std::array<Body, 3> kBodies = {{
+    {16, "sm90_swapped16", "sm90_swapped16_pair", 2200, 1400, 6000, 4000},
+    {32, "sm90_swapped32", "sm90_swapped32_pair", 2250, 1500, 6500, 5000},
+    {64, "sm90_plain64", "sm90_plain64_pair", 2300, 2100, 10000, 14000},
+}};
+
+const Body& body_of(std::int32_t rows) {
+  return *std::find_if(kBodies.begin(), kBodies.end() - 1, [&](const Body& body) { return body.rows >= rows; });
+}
+
+Status refuse(std::string field, std::string expected, std::string got) {
+  return {Code::unsupported, std::move(field), std::move(expected), std::move(got)};
+}
+
+Status check(const DecodeProblem& problem) {
+  if (problem.kv_format == KvFormat::fp8_e4m3 || problem.kv_format == KvFormat::fp8_ds_mla)
+    return refuse("kv_format", "bf16 or f16; fp8 caches come later on cuda", kv_format_name(problem.kv_format));
+  if (problem.kv_format == KvFormat::f32) return refuse("kv_format", "bf16 or f16 on cuda", "f32");
+  if (problem.q_dtype != kv_element_dtype(problem.kv_format))
+    return refuse("q_dtype", std::string("the cache's, ") + kv_format_name(problem.kv_format),
+                  dtype_name(problem.q_dtype));
+  if (problem.rope != 64 || (problem.latent != 512 && problem.latent != 256))
+    return refuse("latent", "512 + 64 or 256 + 64 on cuda",
+                  std::to_string(problem.latent) + " + " + std::to_string(problem.rope));
+  return {};
+}
+
+}  // namespace
+
+const char* kernel_name(const DecodeKernel& kernel) {
+  const Body& body = body_of(kernel.rows);
+  return kernel.blocks_a_worker > 1 ? body.pair_name : body.name;
+}
+
+Result<KernelChoice> choose_decode(const DecodeProblem& problem, const Limits& given, const Policy& policy,
+                                   std::int32_t multiprocessors) {
+  if (Status status = check(problem); !status.ok()) return status;
+  const Limits limits = plan::resolve(given);
+  const std::int64_t request_rows = std::max<std::int64_t>(1, std::int64_t{problem.heads} * limits.max_query_tokens);
+  // More rows than a thread block takes: pairs share a tile of up to twice as many; longer requests get equal tiles.
+  const bool whole_slabs = problem.page_size % 8 == 0;
+  const std::int32_t single = whole_slabs ? kPlainRows : kSwappedRows;
+  const bool pair = request_rows > single;
+  const std::int64_t most = pair ? 2 * single : single;
+  const auto tile_rows = static_cast<std::int32_t>(ceil_div(request_rows, ceil_div(request_rows, most)));
+  const Body& body = body_of(pair ? single : tile_rows);
+  const std::int32_t available = given.workers > 0 ? std::min(given.workers, multiprocessors) : multiprocessors;
+  if (pair && available < 2)
+    return refuse("limits.workers", ">= 2: tiles of more rows than a thread block takes run on pairs", "1");
+
+  KernelChoice choice;
+  choice.kernel = {.rows = body.rows,
+                   .blocks_a_worker = pair ? 2 : 1,
+                   .dtype = problem.q_dtype,
+                   .latent = problem.latent,
+                   .rope = problem.rope,
+                   .whole_slabs = whole_slabs};
+  PlanConfig& config = choice.config;
+  config.heads = problem.heads;
+  config.row_tile = tile_rows;
+  config.kv_block = kBlockTokens;
+  config.workers = pair ? available / 2 : available;
+  config.mask = problem.mask;
+  config.policy = policy;
+  if (policy.kind == PolicyKind::batch_invariant && policy.n == 0) config.policy.n = kDefaultChunk;
+  config.limits = given;
+  config.limits.workers = config.workers;
+  const std::int32_t width = problem.latent + problem.rope;
+  config.cost = {.piece_ticks = body.piece_ns,
+                 .split_ticks = body.split_ns,
+                 .block_ticks = (pair ? body.pair_block_ns : body.block_ns) * width / 576,
+                 .granule_ticks = 0,
+                 .row_granule = 1};
+
+  if (config.policy.kind == PolicyKind::batch_invariant &&
+      ceil_div(limits.max_kv_tokens, config.policy.n) > kMostPieces)
+    return refuse("policy", "a chunk of at least max_kv_tokens / " + std::to_string(kMostPieces) + " tokens",
+                  std::to_string(config.policy.n));
+  choice.reason = std::to_string(request_rows) + " rows a request (" + std::to_string(problem.heads) + " heads x " +
+                  std::to_string(limits.max_query_tokens) + " query tokens) in tiles of " + std::to_string(tile_rows) +
+                  (pair ? ": pairs of thread blocks, " : ": one thread block, ") +
+                  (body.rows == kPlainRows ? "64 rows each on the wide side of the matrix instruction"
+                                           : "up to " + std::to_string(body.rows) + " rows each, operands swapped");
+  return choice;
+}
+
+}  // namespace latte::cuda

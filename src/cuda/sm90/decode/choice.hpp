@@ -1,0 +1,26 @@
+// Which decode kernel serves a problem on Hopper, and how it is planned. Plain C++: works without a GPU.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "cuda/call.hpp"
+#include "latte/status.hpp"
+
+namespace latte::cuda {
+
+inline constexpr std::int32_t kHopperMultiprocessors = 132;  // of an H100 or H200
+
+struct KernelChoice {
+  DecodeKernel kernel;
+  PlanConfig config;
+  std::string reason;  // for people: what was chosen and why
+};
+
+// `multiprocessors` is how many the machine has. Unsupported problems give a Status that says why.
+Result<KernelChoice> choose_decode(const DecodeProblem& problem, const Limits& limits, const Policy& policy,
+                                   std::int32_t multiprocessors);
+
+const char* kernel_name(const DecodeKernel& kernel);
+
+}  // namespace latte::cuda

@@ -1,0 +1,125 @@
+// What both decode kernels share: the shape they are compiled for, the layout of keys and values in shared memory, and
+// the part of a record a thread block does.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/call.hpp"
+#include "cuda/prim/sync.cuh"
+
+namespace latte::cuda::sm90 {
+
+inline constexpr int kRowBytes = 128;  // a swizzled row: 64 values of 16 bits
+inline constexpr int kAtomBytes = 8 * kRowBytes;
+inline constexpr int kWarpgroup = 128;
+inline constexpr int kSharedLimit = 232448;  // bytes a thread block may have
+// Registers a thread has at the launch of a block that takes a whole multiprocessor: a multiple of 8. Roles may only
+// pass on to each other what the launch got.
+constexpr int launch_registers(int threads) { return 65536 / threads / 8 * 8; }
+
+// Rows of a thread block, KV tokens of a stage, widths, the 16-bit type of q and cache.
+//   stage:  kv[slab of 8 tokens][group of 64 columns][8 tokens][128 bytes], 128-byte swizzle. Keys read it K-major,
+//           values MN-major, and a page of any multiple of 8 tokens is whole slabs.
+// The last group is the rope part. When a block's scores are done it is dead, and the probabilities take its place:
+//   slab j holds tokens 8j .. 8j + 7 of all rows, 16 bytes a row.
+template <int kRowsOf, int kTokensLog2Of, int kLatentOf, class HalfOf>
+struct Config {
+  using Half = HalfOf;
+  static constexpr int kRows = kRowsOf;
+  static constexpr int kLatent = kLatentOf;
+  static constexpr int kRope = 64;
+  static constexpr int kWidth = kLatent + kRope;
+  static constexpr int kGroups = kWidth / 64;
+  static constexpr int kHalfGroups = kLatent / 64 / 2;  // value columns of one warpgroup, in groups
+  static constexpr int kRopeGroup = kGroups - 1;
+  static constexpr int kTokensLog2 = kTokensLog2Of;
+  static constexpr int kTokens = 1 << kTokensLog2;
+  static constexpr int kSlabBytes = kGroups * kAtomBytes;
+  static constexpr int kSlabs = kTokens / 8;
+  static constexpr int kStageBytes = kSlabs * kSlabBytes;
+  static constexpr int kRopeOffset = kRopeGroup * kAtomBytes;  // in a slab
+  static_assert(kRows % 8 == 0 && kRows <= 64 && kRope == 64);
+};
+
+// Counts blocks, or anything else that goes round `kSlots` places: where the next one is and its barriers' parity.
+template <int kSlots>
+struct Ring {
+  std::uint32_t count = 0;
+
+  __device__ int slot() const { return static_cast<int>(count % kSlots); }
+  __device__ std::uint32_t full() const { return count / kSlots % 2; }
+  __device__ std::uint32_t empty() const { return (count / kSlots + 1) % 2; }
+  __device__ Ring ahead(std::uint32_t more) const { return {count + more}; }
+};
+
+// The part of a record that a thread block does: all of its rows, or its half of a pair's.
+struct Piece {
+  WorkRecord record;
+  std::int32_t row_begin;  // within the record
+  std::int32_t rows;
+
+  __device__ std::int32_t tokens() const { return record.kv_end - record.kv_begin; }
+  template <class Config>
+  __device__ std::int32_t blocks() const {
+    return (tokens() + Config::kTokens - 1) >> Config::kTokensLog2;
+  }
+  __device__ bool split() const { return record.partial_row >= 0; }
+  __device__ std::int32_t first_row() const { return record.row_begin + row_begin; }
+};
+
+// The records of one thread block. Each read is made anew where it stands: registers are too few to keep a record over
+// a whole piece, and the compiler would.
+struct Share {
+  const PlanView& plan;
+  std::int32_t ranks;  // thread blocks a worker
+  std::int32_t begin, end;
+
+  __device__ Share(const PlanView& of, std::int32_t blocks_a_worker) : plan(of), ranks(blocks_a_worker) {
+    const std::int32_t worker = static_cast<std::int32_t>(blockIdx.x) / ranks;
+    begin = load_word(plan.indptr + worker);
+    end = load_word(plan.indptr + worker + 1);
+  }
+
+  __device__ std::int32_t rank() const { return static_cast<std::int32_t>(blockIdx.x) % ranks; }
+
+  // A piece without rows is not this thread block's business.
+  __device__ Piece piece(std::int32_t index) const {
+    // The plan's arrays are aligned to words, not to records.
+    const auto* words = reinterpret_cast<const std::int32_t*>(plan.records + index);
+    Piece piece{.record = {load_word(words), load_word(words + 1), load_word(words + 2), load_word(words + 3),
+                           load_word(words + 4), load_word(words + 5), load_word(words + 6), load_word(words + 7)}};
+    const std::int32_t rows = piece.record.row_end - piece.record.row_begin;
+    const std::int32_t share = ranks == 1 ? rows : (rows + 1) / 2;
+    piece.row_begin = rank() * share;
+    piece.rows = min(share, rows - piece.row_begin);
+    return piece;
+  }
+
+ private:
+  __device__ static std::int32_t load_word(const std::int32_t* word) {
+    std::int32_t value;
+    asm volatile("ld.global.nc.s32 %0, [%1];" : "=r"(value) : "l"(word));
+    return value;
+  }
+};
+
+// Packed row -> query token and head.
+struct RowAddress {
+  std::int64_t token, head;
+  __device__ RowAddress(const DecodeCall& call, std::int32_t row) : token(row / call.heads), head(row % call.heads) {}
+};
+
+// KV tokens before this position are seen by a packed row of the piece.
+__device__ __forceinline__ std::int32_t row_bound(const DecodeCall& call, const Piece& piece, std::int32_t row) {
+  const std::int32_t token = row / call.heads;
+  std::int32_t visible = INT32_MAX;
+  if (call.lengths.visible) {
+    visible = __ldg(call.lengths.visible + min(token, call.query_tokens - 1));
+  } else if (call.mask == Mask::causal) {
+    const std::int32_t seq_len = piece.record.kv_end + piece.record.kv_after;
+    visible = seq_len - __ldg(call.lengths.query_start + piece.record.request + 1) + token + 1;
+  }
+  return min(visible, piece.record.kv_end);
+}
+
+}  // namespace latte::cuda::sm90

@@ -1,0 +1,47 @@
+// The kernels that are compiled: rows x widths x 16-bit types. Each file instances_*.cu makes those of one type and
+// width, so that they compile side by side.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include "cuda/call.hpp"
+
+namespace latte::cuda::sm90 {
+
+// Division of non-negative 31-bit numbers by one that the host knows: a multiplication and a shift.
+class Divider {
+ public:
+  Divider() = default;
+  explicit Divider(std::int32_t divisor);
+  __device__ std::int32_t divide(std::int32_t number) const {
+    return multiplier_ == 0
+               ? number
+               : static_cast<std::int32_t>(__umulhi(static_cast<std::uint32_t>(number), multiplier_) >> shift_);
+  }
+
+ private:
+  std::uint32_t multiplier_ = 0;  // 0: by one
+  std::uint32_t shift_ = 0;
+};
+
+struct LaunchShape {
+  std::int32_t blocks_a_worker;
+  Divider page_size;
+  std::int32_t last_page;       // the largest id of the cache
+  std::int32_t box_slabs_log2;  // log2 of the slabs the copy engine brings at a time; -1: threads copy tokens
+};
+
+// A compiled kernel; null where `rows` is none of those compiled.
+struct Instance {
+  const void* function = nullptr;
+  std::size_t shared_bytes = 0;
+  std::int32_t tokens_log2 = 0;  // log2 of the tokens of a stage
+  unsigned threads = 0;
+};
+Instance find_bf16_512(std::int32_t rows);
+Instance find_bf16_256(std::int32_t rows);
+Instance find_f16_512(std::int32_t rows);
+Instance find_f16_256(std::int32_t rows);
+
+}  // namespace latte::cuda::sm90

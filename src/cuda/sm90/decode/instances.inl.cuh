@@ -1,0 +1,30 @@
+// Included by the files instances_*.cu alone.
+#pragma once
+
+#include "cuda/sm90/decode/instances.cuh"
+#include "cuda/sm90/decode/plain.cuh"
+#include "cuda/sm90/decode/swapped.cuh"
+
+namespace latte::cuda::sm90 {
+
+template <int kLatent, class Half, int kRows>
+Instance swapped_instance() {
+  using Shape = Config<kRows, 6, kLatent, Half>;
+  return {reinterpret_cast<const void*>(&swapped::decode_swapped<Shape>), sizeof(swapped::Storage<Shape>),
+          Shape::kTokensLog2, swapped::kThreads};
+}
+
+template <int kLatent, class Half>
+Instance find_instance(std::int32_t rows) {
+  using Plain = Config<64, 5, kLatent, Half>;
+  switch (rows) {
+    case 16: return swapped_instance<kLatent, Half, 16>();
+    case 32: return swapped_instance<kLatent, Half, 32>();
+    case 64:
+      return {reinterpret_cast<const void*>(&plain::decode_plain<Plain>), sizeof(plain::Storage<Plain>),
+              Plain::kTokensLog2, plain::kThreads};
+    default: return {};
+  }
+}
+
+}  // namespace latte::cuda::sm90

@@ -1,0 +1,7 @@
+#include "cuda/sm90/decode/instances.inl.cuh"
+
+namespace latte::cuda::sm90 {
+
+Instance find_bf16_256(std::int32_t rows) { return find_instance<256, __nv_bfloat16>(rows); }
+
+}  // namespace latte::cuda::sm90

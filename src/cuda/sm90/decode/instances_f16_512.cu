@@ -1,0 +1,7 @@
+#include "cuda/sm90/decode/instances.inl.cuh"
+
+namespace latte::cuda::sm90 {
+
+Instance find_f16_512(std::int32_t rows) { return find_instance<512, __half>(rows); }
+
+}  // namespace latte::cuda::sm90

@@ -1,0 +1,118 @@
+#include <algorithm>
+#include <bit>
+#include <cuda.h>
+
+#include "cuda/sm90/decode/instances.cuh"
+#include "cuda/sm90/decode/launch.hpp"
+
+namespace latte::cuda {
+
+// With l = ceil(log2 d) and m = ceil(2^(31 + l) / d) < 2^32:  n / d = n * m >> (31 + l)  for all 0 <= n < 2^31, since
+// the error n * (m * d - 2^(31 + l)) / (d * 2^(31 + l)) < n / 2^(31 + l) < 1 / d.
+sm90::Divider::Divider(std::int32_t divisor) {
+  if (divisor == 1) return;
+  const auto d = static_cast<std::uint64_t>(divisor);
+  const auto log2 = static_cast<std::uint32_t>(std::bit_width(d - 1));
+  multiplier_ = static_cast<std::uint32_t>(((std::uint64_t{1} << (31 + log2)) + d - 1) / d);
+  shift_ = log2 - 1;
+}
+
+namespace {
+
+sm90::Instance find(const DecodeKernel& kernel) {
+  if (kernel.dtype == Dtype::bf16)
+    return kernel.latent == 512 ? sm90::find_bf16_512(kernel.rows) : sm90::find_bf16_256(kernel.rows);
+  return kernel.latent == 512 ? sm90::find_f16_512(kernel.rows) : sm90::find_f16_256(kernel.rows);
+}
+
+// Slabs of 8 tokens that a box holds: a power of two that divides the page, so that a box never leaves its page, and
+// no more than a stage.
+std::int32_t box_slabs_log2(std::int32_t page_size, std::int32_t stage_tokens_log2) {
+  return std::min(std::countr_zero(static_cast<std::uint32_t>(page_size)), stage_tokens_log2) - 3;
+}
+
+using Encode = decltype(&cuTensorMapEncodeTiled);
+
+// The driver's function, looked up once; null without a driver.
+Encode encode_function() {
+  static const Encode function = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    const cudaError_t error =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
+    return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(found) : nullptr;
+  }();
+  return function;
+}
+
+// The cache as {64 columns, 8 tokens, groups of columns, slabs of a page, pages}, swizzled as the matrix instructions
+// read it. A box is all columns of some slabs: what a stage holds, in the stage's order.
+cudaError_t make_map(const DecodeKernel& kernel, const CacheView& kv, std::int32_t slabs, CUtensorMap& map) {
+  const Encode encode = encode_function();
+  if (encode == nullptr) return cudaErrorNotSupported;
+  const auto groups = static_cast<cuuint32_t>((kernel.latent + kernel.rope) / 64);
+  const auto token_stride = static_cast<cuuint64_t>(kv.token_stride_bytes);
+  const cuuint64_t extent[5] = {64, 8, groups, static_cast<cuuint64_t>(kv.page_size / 8),
+                                static_cast<cuuint64_t>(kv.page_count)};
+  const cuuint64_t stride[4] = {token_stride, 128, 8 * token_stride, static_cast<cuuint64_t>(kv.page_stride_bytes)};
+  const cuuint32_t box[5] = {64, 8, groups, static_cast<cuuint32_t>(slabs), 1};
+  const cuuint32_t step[5] = {1, 1, 1, 1, 1};
+  const CUtensorMapDataType type =
+      kernel.dtype == Dtype::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  // A token's 1152 bytes are no multiple of 256: promotion to 256 would fetch what nobody asked for.
+  const CUresult result =
+      encode(&map, type, 5, const_cast<void*>(kv.data), extent, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+}  // namespace
+
+cudaError_t prepare_decode(const DecodeKernel& kernel) {
+  const sm90::Instance instance = find(kernel);
+  if (instance.function == nullptr) return cudaErrorInvalidDeviceFunction;
+  return cudaFuncSetAttribute(instance.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              static_cast<int>(instance.shared_bytes));
+}
+
+cudaError_t launch_decode(const DecodeKernel& kernel, const DecodeCall& call, std::int32_t workers,
+                          const LaunchOptions& options, cudaStream_t stream) {
+  const sm90::Instance instance = find(kernel);
+  if (instance.function == nullptr) return cudaErrorInvalidDeviceFunction;
+  CUtensorMap map{};
+  sm90::LaunchShape shape{
+      .blocks_a_worker = kernel.blocks_a_worker,
+      .page_size = sm90::Divider(call.kv.page_size),
+      .last_page = static_cast<std::int32_t>(std::min<std::int64_t>(call.kv.page_count, INT32_MAX) - 1),
+      .box_slabs_log2 = kernel.whole_slabs ? box_slabs_log2(call.kv.page_size, instance.tokens_log2) : -1};
+  if (kernel.whole_slabs)
+    if (const cudaError_t error = make_map(kernel, call.kv, 1 << shape.box_slabs_log2, map); error != cudaSuccess)
+      return error;
+
+  // Cooperative: all thread blocks run at once, so that the merge may wait. A pair is a cluster: both halves of a tile
+  // run at the same time and the second read of a page comes from L2.
+  cudaLaunchAttribute attributes[3]{};
+  unsigned count = 0;
+  attributes[count].id = cudaLaunchAttributeCooperative;
+  attributes[count++].val.cooperative = 1;
+  if (kernel.blocks_a_worker > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {static_cast<unsigned>(kernel.blocks_a_worker), 1, 1};
+  }
+  if (options.dependent) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(workers * kernel.blocks_a_worker));
+  config.blockDim = dim3(instance.threads);
+  config.dynamicSmemBytes = instance.shared_bytes;
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = count;
+  DecodeCall call_copy = call;
+  void* arguments[] = {&call_copy, &map, &shape};
+  return cudaLaunchKernelExC(&config, instance.function, arguments);
+}
+
+}  // namespace latte::cuda

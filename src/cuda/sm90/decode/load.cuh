@@ -1,0 +1,182 @@
+// Streaming KV blocks into the stages, and query rows beside them.
+#pragma once
+
+#include "cuda/prim/copy.cuh"
+#include "cuda/sm90/decode/config.cuh"
+#include "cuda/sm90/decode/instances.cuh"
+
+namespace latte::cuda::sm90 {
+
+// Walks the KV blocks of a thread block's records, one after the other.
+template <class Config>
+class KvCursor {
+ public:
+  __device__ KvCursor(const CacheView& kv, const Share& share, const LaunchShape& shape)
+      : kv_(kv), share_(share), shape_(shape), next_record_(share.begin) {
+    next_piece();
+  }
+
+  __device__ bool more() const { return position_ < kv_end_; }
+  // Tokens of the current block.
+  __device__ std::int32_t tokens() const { return min(Config::kTokens, kv_end_ - position_); }
+
+  struct Place {
+    std::int32_t page, token;  // `page` as the list has it
+  };
+  // The page of the current block's i-th token, and the token's place in it. Positions are clamped to the list.
+  __device__ Place find(std::int32_t i) const {
+    const std::int32_t token = min(position_ + i, kv_end_ - 1);
+    const std::int32_t entry = shape_.page_size.divide(token);
+    std::int64_t index = entry, last = kv_.list_pages - 1;
+    if (kv_.indptr)
+      index += __ldg(kv_.indptr + request_);
+    else
+      index += request_ * kv_.row_stride, last += request_ * kv_.row_stride;
+    return {.page = kv_.list_pages > 0 ? __ldg(kv_.pages + min(index, last)) : 0,
+            .token = token - entry * kv_.page_size};
+  }
+  __device__ std::int32_t clamped(std::int32_t page) const { return max(0, min(page, shape_.last_page)); }
+
+  __device__ void next() {
+    position_ += Config::kTokens;
+    if (!more()) next_piece();
+  }
+
+ private:
+  // The next piece that has blocks; without one there is no more.
+  __device__ void next_piece() {
+    while (next_record_ < share_.end) {
+      const Piece piece = share_.piece(next_record_++);
+      if (piece.rows <= 0 || piece.tokens() <= 0) continue;
+      position_ = piece.record.kv_begin;
+      kv_end_ = piece.record.kv_end;
+      request_ = piece.record.request;
+      return;
+    }
+  }
+
+  const CacheView& kv_;
+  const Share& share_;
+  const LaunchShape& shape_;
+  std::int32_t next_record_;
+  std::int32_t request_ = 0, position_ = 0, kv_end_ = 0;  // of the piece: the current block's first token, and the end
+};
+
+// Loads blocks by the copy engine, in boxes of whole slabs: as many as divide the page, at most a block. Lane i of one
+// warp issues box i.
+template <class Config>
+class BoxLoader {
+ public:
+  __device__ BoxLoader(const CUtensorMap& map, const LaunchShape& shape) : map_(map), shape_(shape) {}
+
+  // Asks for the page of this lane's box; the answer is not looked at before load().
+  __device__ auto find(const KvCursor<Config>& cursor) const {
+    return cursor.find(lane() << (3 + shape_.box_slabs_log2));
+  }
+
+  // All bytes of the block are announced on `full`.
+  __device__ void load(const KvCursor<Config>& cursor, const typename KvCursor<Config>::Place& place, std::byte* stage,
+                       prim::Barrier& full) const {
+    const std::int32_t log2 = shape_.box_slabs_log2;
+    const std::int32_t boxes = (cursor.tokens() + (8 << log2) - 1) >> (3 + log2);
+    if (lane() == 0) full.arrive_expecting((boxes << log2) * Config::kSlabBytes);
+    __syncwarp();
+    if (lane() < boxes)
+      prim::load_box(map_, full, prim::shared_address(stage) + (lane() << log2) * Config::kSlabBytes, place.token >> 3,
+                     cursor.clamped(place.page));
+  }
+
+ private:
+  __device__ static std::int32_t lane() { return static_cast<std::int32_t>(threadIdx.x) % 32; }
+
+  const CUtensorMap& map_;
+  const LaunchShape& shape_;
+};
+
+// Loads blocks of pages that are no whole slabs: each of four warps copies every fourth token, 16 bytes a lane. Tokens
+// past the end become zeros.
+template <class Config>
+class TokenLoader {
+ public:
+  __device__ explicit TokenLoader(const CacheView& kv) : kv_(kv) {}
+
+  // Byte offset of this lane's token: the lane-th of its warp's.
+  __device__ std::int64_t find(const KvCursor<Config>& cursor) const {
+    const auto place = cursor.find(lane() % kTokens * 4 + warp());
+    return cursor.clamped(place.page) * kv_.page_stride_bytes + place.token * kv_.token_stride_bytes;
+  }
+
+  __device__ void load(const KvCursor<Config>& cursor, std::int64_t offset, std::byte* stage,
+                       prim::Barrier& full) const {
+    const std::uint32_t to = prim::shared_address(stage);
+    const std::int32_t left = cursor.tokens();
+#pragma unroll 4
+    for (int i = 0; i < kTokens; ++i) {
+      const int token = i * 4 + warp();
+      const std::byte* from = static_cast<const std::byte*>(kv_.data) + __shfl_sync(~0u, offset, i);
+      const std::uint32_t row = to + token / 8 * Config::kSlabBytes + token % 8 * kRowBytes;
+#pragma unroll
+      for (int step = 0; step < (kChunks + 31) / 32; ++step) {
+        const int c = step * 32 + lane();
+        if (c < kChunks)
+          prim::copy_16(row + c / 8 * kAtomBytes + ((c % 8) ^ (token % 8)) * 16, from + c * 16, token < left);
+      }
+    }
+    full.arrive_after_copies();
+  }
+
+ private:
+  static constexpr int kTokens = Config::kTokens / 4;  // a warp's share of a block
+  static constexpr int kChunks = Config::kWidth / 8;
+  __device__ static std::int32_t lane() { return static_cast<std::int32_t>(threadIdx.x) % 32; }
+  __device__ static std::int32_t warp() { return static_cast<std::int32_t>(threadIdx.x) / 32 % 4; }
+
+  const CacheView& kv_;
+};
+
+// The loader's whole work: block after block, as stages become free. `Storage` has kv, kv_full and kv_empty.
+template <class Config, int kStages, class Storage, class Loader>
+__device__ void load_blocks(Storage& s, const CacheView& kv, const Share& share, const LaunchShape& shape,
+                            const Loader& loader) {
+  KvCursor<Config> cursor(kv, share, shape);
+  for (Ring<kStages> ring; cursor.more(); cursor.next(), ++ring.count) {
+    const auto place = loader.find(cursor);
+    s.kv_empty[ring.slot()].wait(ring.empty());
+    loader.load(cursor, place, s.kv[ring.slot()], s.kv_full[ring.slot()]);
+  }
+}
+
+// Where a row's query values lie. Rows past the query tensor are clamped to its last token.
+template <class Half>
+struct QueryRow {
+  const Half* nope;
+  const Half* rope;
+
+  __device__ QueryRow(const DecodeCall& call, const Piece& piece, std::int32_t r) {
+    const std::int32_t row = piece.first_row() + r;
+    const std::int64_t token = min(row / call.heads, call.query_tokens - 1), head = row % call.heads;
+    nope = static_cast<const Half*>(call.q.nope) + token * call.q.nope_token_stride + head * call.q.nope_head_stride;
+    rope = static_cast<const Half*>(call.q.rope) + token * call.q.rope_token_stride + head * call.q.rope_head_stride;
+  }
+};
+
+// Values at or past `valid` tokens of a stage become zero: 0 * NaN is NaN. By one warpgroup.
+template <class Config>
+__device__ void zero_tail(std::byte* stage, std::int32_t valid) {
+  constexpr std::int32_t kChunks = Config::kLatent / 8;  // 16 bytes each; where they lie in the row does not matter
+  const std::uint32_t kv = prim::shared_address(stage);
+  for (std::int32_t i = valid * kChunks + static_cast<std::int32_t>(threadIdx.x) % kWarpgroup;
+       i < Config::kTokens * kChunks; i += kWarpgroup) {
+    const std::int32_t token = i / kChunks, chunk = i % kChunks;
+    prim::store_16_zeros(kv + token / 8 * Config::kSlabBytes + chunk / 8 * kAtomBytes + token % 8 * kRowBytes +
+                         chunk % 8 * 16);
+  }
+}
+
+// Where probability rows of the tokens 8j .. 8j + 7 lie in a stage.
+template <class Config>
+__device__ std::uint32_t probability_row(std::byte* stage, int j, int row) {
+  return prim::shared_address(stage) + j * Config::kSlabBytes + Config::kRopeOffset + row * 16;
+}
+
+}  // namespace latte::cuda::sm90

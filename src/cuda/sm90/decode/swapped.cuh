@@ -1,0 +1,380 @@
+// O = softmax(scale * Q K^T) V for few rows: keys and values take the wide side of the matrix instruction, rows the
+// narrow one, so that cost follows the rows. V is the first `latent` columns of K.
+//
+//   pages --loader--> kv[2 stages] --kv_full--> consumers --kv_empty--> loader
+//   S^T[64 tokens][rows]   = K[64][width] . Q^T          block b: by consumer warpgroup b % 2
+//   P^T over the block's rope group                      --p_full--> the other consumer warpgroup
+//   O^T[latent / 2][rows] += V^T[latent / 2][64] . P^T   by each, for its half of the value columns
+//
+// A consumer's work on its block b:  scores(b) -> [values(b - 1) run meanwhile] -> softmax(b) -> values(b).
+// Scores come first only if the block has landed; else the stage of b - 1 would be held while memory is idle.
+//
+//   warpgroup     registers                               a thread
+//   loader                                                56
+//   consumer x 2  O 2 x rows, S rows / 2, sums rows / 4   224
+//   shared        2 x 73,728 kv + rows x 1,152 Q + tables (latent 512)
+#pragma once
+
+#include "cuda/prim/copy.cuh"
+#include "cuda/prim/wgmma.cuh"
+#include "cuda/sm90/decode/instances.cuh"
+#include "cuda/sm90/decode/load.cuh"
+#include "cuda/sm90/decode/merge.cuh"
+
+namespace latte::cuda::sm90::swapped {
+
+inline constexpr int kStages = 2;
+inline constexpr int kConsumers = 2 * kWarpgroup;
+inline constexpr int kThreads = 3 * kWarpgroup;
+inline constexpr int kLoaderRegisters = 56;
+inline constexpr int kConsumerRegisters = 224;
+static_assert(kLoaderRegisters + 2 * kConsumerRegisters <= 3 * launch_registers(kThreads));
+
+enum NamedBarrier : std::uint32_t {
+  kBarrierConsumers = kBarrierMerge,
+  kBarrierSide = 2,           // + side: one consumer warpgroup
+  kBarrierProbabilities = 4,  // + stage: one consumer has written them, the other may read
+};
+
+template <class Config>
+struct alignas(1024) Storage {
+  static constexpr int kRows = Config::kRows;
+  static constexpr int kQueryGroupBytes = kRows * kRowBytes;
+
+  std::byte kv[kStages][Config::kStageBytes];
+  std::byte query[Config::kGroups * kQueryGroupBytes];
+  // What the consumers tell each other about the rows of the piece in work.
+  alignas(16) std::int32_t moved[kStages][4];  // whether a block moved a reference, four times the same
+  float reference[kRows];                      // log2 scale: probabilities are 2^(score - reference)
+  float factor[kStages][kRows];                // what a block did to its row's reference: 2^(old - new)
+  float exchange[8][kRows];                    // block maxima of the warps; at the end, sums
+  std::int32_t bound[kRows];                   // the row sees tokens before this one
+  prim::Barrier kv_full[kStages], kv_empty[kStages];
+};
+
+template <class Config>
+class Consumer {
+ public:
+  static_assert(Config::kTokens == 64);
+  using Half = typename Config::Half;
+  static constexpr int kRows = Config::kRows;
+  static constexpr int kMine = kRows / 4;  // rows a thread has values of
+  using Scores = float[kRows / 2];
+
+  __device__ Consumer(Storage<Config>& s, const DecodeCall& call)
+      : s_(s), call_(call), scale_log2_(call.scale * (1 / kLn2)) {}
+
+  __device__ void run(const Piece& piece) {
+    begin(piece);
+    const int blocks = piece.template blocks<Config>();
+    for (int b = at_.side; b < blocks; b += 2) own_block(piece, b);
+    if (blocks > 0 && (blocks - 1) % 2 != at_.side) {  // the last block is the other's
+      add_values_of_other(ring_.ahead(blocks - 1));
+      finish_values(ring_.ahead(blocks - 1));
+    }
+    ring_.count += blocks;
+    store(Sink(call_, piece));
+  }
+
+ private:
+  // A thread's fragments, of S^T and of each 64 rows of O^T: for each 8 rows j, rows 8j + 2 (lane % 4) + {0, 1} at
+  // positions 16 warp + lane / 4 and 8 further on. So its i-th row, and where that first stands:
+  __device__ int row(int i) const { return i / 2 * 8 + at_.lane % 4 * 2 + i % 2; }
+  __device__ static constexpr int low(int i) { return i / 2 * 4 + i % 2; }
+
+  __device__ void begin(const Piece& piece) {
+    const int thread = static_cast<int>(threadIdx.x) - kWarpgroup;
+    load_query(piece, thread);
+    if (thread < kRows) {
+      s_.reference[thread] = minus_infinity();
+      s_.bound[thread] = row_bound(call_, piece, piece.first_row() + min(thread, piece.rows - 1));
+    }
+    prim::wait_copies();
+    prim::fence_async_proxy();
+    prim::named_sync(kBarrierConsumers, kConsumers);
+#pragma unroll
+    for (int block = 0; block < Config::kHalfGroups; ++block)
+#pragma unroll
+      for (int e = 0; e < kRows / 2; ++e) o_[block][e] = 0;
+    least_bound_ = INT32_MAX;
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) {
+      sum_[i] = 0;
+      least_bound_ = min(least_bound_, s_.bound[row(i)]);
+    }
+  }
+
+  // Query rows, group by group. Rows past the last repeat it; what comes of them is not stored.
+  __device__ void load_query(const Piece& piece, int thread) {
+    const int warp = thread / 32;
+#pragma unroll
+    for (int i = 0; i < kRows * 32 / kConsumers; ++i) {
+      const int r = warp + i * (kConsumers / 32);
+      const QueryRow<Half> from(call_, piece, min(r, piece.rows - 1));
+#pragma unroll
+      for (int step = 0; step < (Config::kWidth / 8 + 31) / 32; ++step) {
+        const int c = step * 32 + at_.lane;  // 16 bytes each
+        if (c >= Config::kWidth / 8) continue;
+        const Half* chunk = c < Config::kLatent / 8 ? from.nope + c * 8 : from.rope + (c * 8 - Config::kLatent);
+        prim::copy_16(prim::shared_address(s_.query) + c / 8 * Storage<Config>::kQueryGroupBytes + r * kRowBytes +
+                          ((c % 8) ^ (r % 8)) * 16,
+                      chunk);
+      }
+    }
+  }
+
+  __device__ void own_block(const Piece& piece, int b) {
+    const Ring<kStages> at = ring_.ahead(b);
+    Scores scores;
+    const bool landed = s_.kv_full[at.slot()].passed(at.full());
+    if (b > 0 && !prim::named_any(kBarrierSide + at_.side, kWarpgroup, !landed)) {
+      score(scores, at);
+      add_values_of_other(ring_.ahead(b - 1));
+      prim::wait_products<1>();
+      publish(scores, piece, at, b);
+      finish_values(ring_.ahead(b - 1));
+    } else {
+      if (b > 0) {
+        add_values_of_other(ring_.ahead(b - 1));
+        finish_values(ring_.ahead(b - 1));
+      }
+      score(scores, at);
+      prim::wait_products<0>();
+      publish(scores, piece, at, b);
+    }
+    if (any_moved(at.slot())) rescale(at.slot(), false);
+    issue_values(at.slot());
+    finish_values(at);
+  }
+
+  __device__ void score(Scores& scores, const Ring<kStages>& at) {
+    using namespace prim;
+    s_.kv_full[at.slot()].wait(at.full());
+    fence_async_proxy();  // threads may have written the stage
+    const std::uint64_t keys = operand(uniform(shared_address(s_.kv[at.slot()])), Config::kSlabBytes);
+    const std::uint64_t query = operand(uniform(shared_address(s_.query)), kAtomBytes);
+    begin_products();
+#pragma unroll
+    for (int k = 0; k < Config::kWidth / 16; ++k)
+      multiply<Half, 0, 0>(scores, moved(keys, k / 4 * kAtomBytes + k % 4 * 32),
+                           moved(query, k / 4 * Storage<Config>::kQueryGroupBytes + k % 4 * 32), k > 0);
+    commit_products();
+  }
+
+  __device__ void issue_values(int stage) {
+    using namespace prim;
+    const std::uint32_t kv = uniform(shared_address(s_.kv[stage]));
+    const std::uint64_t values =
+        operand(kv + uniform(at_.side * Config::kHalfGroups * kAtomBytes), Config::kSlabBytes, kAtomBytes);
+    const std::uint64_t probabilities = bricks(kv + Config::kRopeOffset, 128, Config::kSlabBytes);
+    begin_products();
+#pragma unroll
+    for (int k = 0; k < Config::kTokens / 16; ++k)
+#pragma unroll
+      for (int block = 0; block < Config::kHalfGroups; ++block)
+        multiply<Half, 1, 0>(o_[block], moved(values, block * kAtomBytes + k * 2 * Config::kSlabBytes),
+                             moved(probabilities, k * 2 * Config::kSlabBytes));
+    commit_products();
+  }
+
+  __device__ void finish_values(const Ring<kStages>& at) {
+    prim::wait_products<0>();
+#pragma unroll
+    for (int block = 0; block < Config::kHalfGroups; ++block) prim::pin(o_[block]);
+    if (at_.lane == 0) s_.kv_empty[at.slot()].arrive();
+  }
+
+  // The other side scored this block: bring our sums to its reference and multiply.
+  __device__ void add_values_of_other(const Ring<kStages>& at) {
+    prim::named_sync(kBarrierProbabilities + at.slot(), kConsumers);
+    if (any_moved(at.slot())) {
+      // Scores may be in flight. Accumulators must not be touched beside them, or the compiler waits after each
+      // product.
+      prim::wait_products<0>();
+      rescale(at.slot(), true);
+    }
+    issue_values(at.slot());
+  }
+
+  // Scores to probabilities, and to the other side with them.
+  __device__ void publish(Scores& scores, const Piece& piece, const Ring<kStages>& at, int b) {
+    prim::pin(scores);
+    const int first = piece.record.kv_begin + b * Config::kTokens;
+    softmax(scores, at.slot(), first);
+    if (piece.record.kv_end - first < Config::kTokens) zero_tail<Config>(s_.kv[at.slot()], piece.record.kv_end - first);
+    prim::fence_async_proxy();
+    sync_side();
+    prim::named_arrive(kBarrierProbabilities + at.slot(), kConsumers);
+  }
+
+  __device__ void softmax(Scores& x, int stage, int first) {
+#pragma unroll
+    for (int e = 0; e < kRows / 2; ++e) x[e] *= scale_log2_;
+    if (first + Config::kTokens > least_bound_) mask(x, first);
+
+    float reference[kMine];
+    bool above = false;
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) {
+      reference[i] = s_.reference[row(i)];
+      above |= fmaxf(x[low(i)], x[low(i) + 2]) > reference[i] + kSlack;
+    }
+    const bool moves = prim::named_any(kBarrierSide + at_.side, kWarpgroup, above);
+    if (moves) move(x, reference, stage);
+    if (at_.lane == 0) s_.moved[stage][at_.warp] = moves;
+
+    // Lane l names row l % 8 of the first (l < 8) or the second 8 tokens of its warp.
+    const std::uint32_t to = probability_row<Config>(s_.kv[stage], 2 * at_.warp + at_.lane / 8 % 2, at_.lane % 8);
+#pragma unroll
+    for (int j = 0; j < kRows / 8; ++j) {
+      float p[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) p[e] = exp2_fast(x[4 * j + e] - usable(reference[2 * j + e % 2]));
+      sum_[2 * j] += p[0] + p[2];
+      sum_[2 * j + 1] += p[1] + p[3];
+      prim::store_matrix_x2_transposed(to + 8 * j * 16, pack<Half>(p[0], p[1]), pack<Half>(p[2], p[3]));
+    }
+  }
+
+  __device__ void mask(Scores& x, int first) const {
+    const int token = first + 16 * at_.warp + at_.lane / 4;
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) {
+      const int bound = s_.bound[row(i)];
+      if (token >= bound) x[low(i)] = minus_infinity();
+      if (token + 8 >= bound) x[low(i) + 2] = minus_infinity();
+    }
+  }
+
+  // Some row exceeds its reference. A row's tokens lie across lanes and warps: find all maxima, move who must.
+  __device__ void move(const Scores& x, float (&reference)[kMine], int stage) {
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) {
+      float maximum = fmaxf(x[low(i)], x[low(i) + 2]);
+#pragma unroll
+      for (int step = 4; step < 32; step *= 2) maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, step));
+      if (at_.lane < 4) s_.exchange[4 * at_.side + at_.warp][row(i)] = maximum;
+    }
+    sync_side();
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) {
+      float maximum = minus_infinity();
+#pragma unroll
+      for (int w = 0; w < 4; ++w) maximum = fmaxf(maximum, s_.exchange[4 * at_.side + w][row(i)]);
+      const Reference next = follow(reference[i], maximum);
+      sum_[i] *= next.factor;
+      reference[i] = next.value;
+      if (at_.warp == 0 && at_.lane < 4) {
+        s_.reference[row(i)] = next.value;
+        s_.factor[stage][row(i)] = next.factor;
+      }
+    }
+  }
+
+  __device__ bool any_moved(int stage) const {
+    const int4 moved = *reinterpret_cast<const int4*>(s_.moved[stage]);
+    return (moved.x | moved.y | moved.z | moved.w) != 0;
+  }
+
+  // Brings what this side summed before the block to the block's reference.
+  __device__ void rescale(int stage, bool sums_too) {
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) {
+      const float factor = s_.factor[stage][row(i)];
+      if (sums_too) sum_[i] *= factor;
+#pragma unroll
+      for (int block = 0; block < Config::kHalfGroups; ++block) {
+        o_[block][low(i)] *= factor;
+        o_[block][low(i) + 2] *= factor;
+      }
+    }
+  }
+
+  __device__ void store(const Sink& sink) {
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) {
+#pragma unroll
+      for (int step = 4; step < 32; step *= 2) sum_[i] += __shfl_xor_sync(~0u, sum_[i], step);
+      if (at_.lane < 4) s_.exchange[4 * at_.side + at_.warp][row(i)] = sum_[i];
+    }
+    prim::named_sync(kBarrierConsumers, kConsumers);
+    sink.with_type([&](auto element) { store_as<decltype(element)>(sink); });
+    prim::named_sync(kBarrierConsumers, kConsumers);  // the tables are free for the next piece
+  }
+
+  // A row's values lie in eight lanes of a warp: 32 bytes of it at a time when they are fp32, which is a whole sector.
+  template <class Element>
+  __device__ void store_as(const Sink& sink) {
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) {
+      float sum = 0;
+#pragma unroll
+      for (int w = 0; w < 8; ++w) sum += s_.exchange[w][row(i)];
+      const RowResult result(s_.reference[row(i)], sum);
+      if (at_.side == 0 && at_.warp == 0 && at_.lane < 4) sink.put_lse(row(i), result.lse);
+      auto* to = reinterpret_cast<Element*>(sink.row(row(i), Config::kLatent));
+      if (to == nullptr) continue;
+      to += at_.side * (Config::kLatent / 2) + 16 * at_.warp + at_.lane / 4;
+#pragma unroll
+      for (int block = 0; block < Config::kHalfGroups; ++block) {
+        convert(o_[block][low(i)] * result.inverse, to[block * 64]);
+        convert(o_[block][low(i) + 2] * result.inverse, to[block * 64 + 8]);
+      }
+    }
+  }
+
+  __device__ void sync_side() const { prim::named_sync(kBarrierSide + at_.side, kWarpgroup); }
+
+  Storage<Config>& s_;
+  const DecodeCall& call_;
+  const Lane at_;
+  const float scale_log2_;
+  Ring<kStages> ring_;
+  float o_[Config::kHalfGroups][kRows / 2];
+  float sum_[kMine];
+  std::int32_t least_bound_;
+};
+
+template <class Config>
+__global__ void __launch_bounds__(kThreads, 1)
+    decode_swapped(const __grid_constant__ DecodeCall call, const __grid_constant__ CUtensorMap map,
+                   const __grid_constant__ LaunchShape shape) {
+  static_assert(sizeof(Storage<Config>) <= kSharedLimit);
+  extern __shared__ __align__(1024) std::byte shared[];
+  auto& s = *reinterpret_cast<Storage<Config>*>(shared);
+  if (threadIdx.x == 0) {
+    prim::prefetch_map(map);
+    for (int stage = 0; stage < kStages; ++stage) {
+      s.kv_full[stage].init(shape.box_slabs_log2 < 0 ? kWarpgroup : 1);
+      s.kv_empty[stage].init(8);  // a lane of each consumer warp
+    }
+    prim::fence_barrier_init();
+  }
+  __syncthreads();
+  prim::wait_previous_launch();
+  prim::allow_next_launch();
+  const Share share(call.plan, shape.blocks_a_worker);
+
+  if (threadIdx.x < kWarpgroup) {
+    prim::shrink_registers<kLoaderRegisters>();
+    if (shape.box_slabs_log2 < 0)
+      load_blocks<Config, kStages>(s, call.kv, share, shape, TokenLoader<Config>(call.kv));
+    else if (threadIdx.x < 32)
+      load_blocks<Config, kStages>(s, call.kv, share, shape, BoxLoader<Config>(map, shape));
+  } else {
+    prim::grow_registers<kConsumerRegisters>();
+    Consumer<Config> consumer(s, call);
+    bool any_split = false;
+    for (std::int32_t i = share.begin; i < share.end; ++i) {
+      const Piece piece = share.piece(i);
+      if (piece.rows <= 0) continue;
+      consumer.run(piece);
+      if (!piece.split()) continue;
+      any_split = true;
+      TileMerge<Config>::announce(call, piece, share);
+    }
+    if (any_split) merge_all<Config>(call, share, s.kv[0]);
+  }
+}
+
+}  // namespace latte::cuda::sm90::swapped
