@@ -1,0 +1,188 @@
+// The choice of `balanced` (src/plan/balanced.cpp), with every candidate looked at by all threads at once.
+#pragma once
+
+#include "cuda/plan/tiles.hpp"
+
+namespace latte::cuda::planner {
+
+struct BlockRange {
+  std::int32_t begin, end;
+};
+
+// The tiles of a step on their line.
+struct Step {
+  const Task& task;
+  const TileArrays& tiles;
+  std::int32_t count;
+  std::int64_t line_ticks;
+
+  LATTE_DEVICE std::int64_t block_ticks(std::int32_t t) const {
+    return task.block_ticks(tiles.rows[t].end - tiles.rows[t].begin);
+  }
+};
+
+// plan::Shares, by multiplication.
+struct Shares {
+  const LongDivisor& by;
+  Division share;
+
+  LATTE_DEVICE Shares(std::int64_t total, const Task& task)
+      : by(task.share), share(by.divide(static_cast<std::uint64_t>(total))) {}
+  LATTE_DEVICE std::int64_t begin(std::int32_t w) const {
+    const auto worker = static_cast<std::uint32_t>(w);
+    return static_cast<std::int64_t>(share.quotient * worker + by.divide(share.rest * worker).quotient);
+  }
+};
+
+// One worker's cut on each of the lines: where it lies, and a bit for those that lie inside a tile.
+struct LineCuts {
+  std::int64_t at[plan::kSnapCandidates] = {};
+  std::uint32_t inside = 0;
+
+  template <class Fn>
+  LATTE_DEVICE LineCuts map(const Fn& fn) const {
+    LineCuts result;
+    for (std::int32_t i = 0; i < plan::kSnapCandidates; ++i) result.at[i] = fn(at[i]);
+    result.inside = fn(inside);
+    return result;
+  }
+};
+
+// plan::place() and plan::cut_position() for all snap distances: which differ in nothing but the edge they snap to.
+// Cut i is left at cuts[i * stride].
+LATTE_DEVICE inline LineCuts place_cut(const Step& step, std::int64_t x, plan::Cut* cuts, std::int32_t stride) {
+  const plan::Fixed& fixed = step.task.fixed;
+  const std::int32_t t = last_at_most(step.tiles.line, 0, step.count, x), blocks = step.tiles.blocks[t];
+  const std::int64_t begin = step.tiles.line[t], block = step.block_ticks(t), half = block / 2;
+  const std::int64_t offset = x - begin - fixed.piece, length = blocks * block;
+  const auto rounded = static_cast<std::int64_t>(static_cast<std::uint64_t>(std::max<std::int64_t>(offset, 0) + half) /
+                                                 static_cast<std::uint64_t>(block));
+  LineCuts result;
+  for (std::int32_t i = 0; i < plan::kSnapCandidates; ++i) {
+    const std::int64_t snap = plan::snap_ticks(i, fixed);
+    plan::Cut cut{t, 0};
+    std::int64_t at = begin;
+    if (offset > std::max(snap, half)) {
+      const bool to_end = length - offset <= snap || rounded >= blocks;
+      cut = to_end ? plan::Cut{t + 1, 0} : plan::Cut{t, static_cast<std::int32_t>(rounded)};
+      at += fixed.piece + (to_end ? length : rounded * block);
+      if (!to_end) result.inside |= 1u << i;
+    }
+    result.at[i] = at;
+    cuts[i * stride] = cut;
+  }
+  return result;
+}
+
+struct Choice {
+  std::int32_t splits = 0;  // 0: the line, with these cuts
+  std::int64_t makespan = 0;
+  const plan::Cut* cuts = nullptr;
+};
+
+// The three lines: each worker searches for its cut; a load lies between neighbours.
+template <class Block>
+LATTE_DEVICE Choice best_line(Block& block, const Step& step) {
+  const std::int32_t workers = step.task.config.workers, stride = workers + 1;
+  plan::Cut* trial = step.tiles.trial;
+  const Shares shares(step.line_ticks, step.task);
+  const auto makespans = block.template max_between<plan::kSnapCandidates>(
+      workers,
+      [&](std::int32_t w) -> LineCuts {
+        if (w > 0 && w < workers && step.count > 0) return place_cut(step, shares.begin(w), trial + w, stride);
+        const bool end = w == workers;
+        LineCuts edge;
+        for (std::int32_t i = 0; i < plan::kSnapCandidates; ++i) {
+          edge.at[i] = end ? step.line_ticks : 0;
+          trial[i * stride + w] = {end ? step.count : 0, 0};
+        }
+        return edge;
+      },
+      [&](std::int32_t i, const LineCuts& begin, const LineCuts& end) {
+        return plan::share_ticks(begin.at[i], end.at[i], (begin.inside >> i & 1) != 0, step.task.fixed);
+      });
+  Choice best{.makespan = makespans[0], .cuts = trial};
+  for (std::int32_t i = 1; i < plan::kSnapCandidates; ++i)
+    if (makespans[i] < best.makespan) best = {.makespan = makespans[i], .cuts = trial + i * stride};
+  return best;
+}
+
+// Blocks of piece i of a tile under uniform(n): plan::uniform_cut(). A tile of fewer blocks has one a piece.
+LATTE_DEVICE inline BlockRange uniform_range(const Task& task, std::int32_t n, std::int32_t blocks, std::int32_t i) {
+  if (blocks < n) return {i, std::min(i + 1, blocks)};
+  const Divisor& by = task.by_splits(n);
+  const std::int32_t each = by.floor(blocks), rest = blocks - each * n;
+  return {each * i + by.floor(rest * i), each * (i + 1) + by.floor(rest * (i + 1))};
+}
+
+// Where a piece of uniform(n) belongs. `first_piece` is not looked at where every tile has n pieces.
+LATTE_DEVICE inline std::int32_t uniform_tile(const Step& step, const std::int32_t* first_piece, std::int32_t n,
+                                              std::int32_t pieces, std::int32_t from, std::int32_t piece) {
+  if (pieces == std::int64_t{step.count} * n) return step.task.by_splits(n).floor(piece);
+  return last_at_most(first_piece, from, step.count, piece);
+}
+
+// Load of one worker under uniform(n): pieces w, w + workers, ...
+LATTE_DEVICE inline std::int64_t uniform_load(const Step& step, const std::int32_t* first_piece, std::int32_t n,
+                                              std::int32_t pieces, std::int32_t w) {
+  const Task& task = step.task;
+  const bool even = pieces == std::int64_t{step.count} * n;
+  std::int64_t load = 0;
+  std::int32_t t = 0;
+  for (std::int64_t p = w; p < pieces; p += task.config.workers) {
+    const auto piece = static_cast<std::int32_t>(p);
+    t = uniform_tile(step, first_piece, n, pieces, t, piece);
+    const std::int32_t i = piece - (even ? t * n : first_piece[t]);
+    const BlockRange blocks = uniform_range(task, n, step.tiles.blocks[t], i);
+    load += task.fixed.piece + (blocks.end - blocks.begin) * step.block_ticks(t) + (i > 0 ? task.fixed.split : 0);
+  }
+  return load;
+}
+
+// plan::uniform_can_win(), by multiplication: floor(a / w) < b is a < b * w. Nothing overflows: no line's makespan is
+// far above its share of the whole (src/plan/balanced.cpp).
+LATTE_DEVICE inline bool uniform_can_win(const Step& step, std::int32_t extra, std::int64_t best) {
+  const std::int64_t workers = step.task.config.workers;
+  return extra < 2 * workers && step.line_ticks + extra * step.task.fixed.both() + workers - 1 < best * workers;
+}
+
+// The host tries uniform(1), uniform(2), ... until one cannot win against the best so far. Then none behind it can, as
+// it only gets harder; and one that cannot win against the line never is the best. So those that can against the line
+// are 1 .. c, and the host's winner is the first of the smallest among them, or the line. `extra[n]`: pieces of
+// uniform(n) beyond one a tile.
+template <class Block>
+LATTE_DEVICE Choice balance(Block& block, const Step& step, std::int32_t* extra) {
+  const TileArrays& tiles = step.tiles;
+  block.sum_rows(
+      plan::kMaxUniformCandidate, step.count,
+      [&](std::int32_t row, std::int32_t t) { return plan::uniform_pieces(tiles.blocks[t], row + 1) - 1; },
+      [&](std::int32_t row, std::int32_t sum) { extra[row + 1] = sum; });
+  Choice best = best_line(block, step);
+  const std::int32_t candidates = block.count_true(plan::kMaxUniformCandidate, [&](std::int32_t row) {
+    return uniform_can_win(step, extra[row + 1], best.makespan);
+  });
+  for (std::int32_t first = 1; first <= candidates;) {
+    const std::int32_t first_scanned = std::max(first, 2);
+    const std::int32_t last = std::min(candidates, first_scanned + tiles.prefix_rows - 1);
+    const auto prefix = [&](std::int32_t n) {
+      return tiles.prefix + std::int64_t{n - first_scanned} * tiles.prefix_stride;
+    };
+    // Where every tile has `last` blocks, pieces are found without a table.
+    if (extra[last] != std::int64_t{step.count} * (last - 1))
+      block.scan_rows(
+          last - first_scanned + 1, step.count,
+          [&](std::int32_t row, std::int32_t t) { return plan::uniform_pieces(tiles.blocks[t], first_scanned + row); },
+          [&](std::int32_t row, std::int32_t t, std::int32_t before) { prefix(first_scanned + row)[t] = before; });
+    const auto makespans =
+        block.max_rows(last - first + 1, step.task.config.workers, [&](std::int32_t row, std::int32_t w) {
+          const std::int32_t n = first + row;
+          return uniform_load(step, prefix(std::max(n, 2)), n, step.count + extra[n], w);
+        });
+    const auto smallest = block.first_smallest(last - first + 1, makespans);
+    if (smallest.value < best.makespan) best = {.splits = first + smallest.row, .makespan = smallest.value};
+    first = last + 1;
+  }
+  return best;
+}
+
+}  // namespace latte::cuda::planner
