@@ -1,0 +1,66 @@
+// The front door's one implementation. Declared here because two files define it.
+#pragma once
+
+#include <utility>
+
+#include "cuda/host/cuda.hpp"
+#include "cuda/host/errors.hpp"
+
+namespace latte::cuda {
+
+class Gpu final : public Device {
+ public:
+  Gpu(int ordinal, DeviceInfo info) : ordinal_(ordinal), info_(std::move(info)) {}
+  const DeviceInfo& info() const override { return info_; }
+
+  Result<void*> allocate(std::size_t bytes, Memory where) override;
+  void release(void* memory, Memory where) noexcept override;
+  Result<std::size_t> free_memory() override;
+  Status copy(void* to, const void* from, std::size_t bytes, Copy direction, Stream stream) override;
+  Status clear(void* memory, std::size_t bytes, Stream stream) override;
+  Status fill_random(const RandomFill& fill, Stream stream) override;
+
+  Result<void*> make_stream() override;
+  void release_stream(void* stream) noexcept override;
+  Status synchronize(Stream stream) override;
+  Result<void*> make_event(bool timed) override;
+  void release_event(void* event) noexcept override;
+  Status record(void* event, Stream stream) override;
+  Status wait(void* event) override;
+  Result<double> elapsed_us(void* begin, void* end) override;
+
+  Result<bool> capturing(Stream stream) override;
+  Status begin_capture(Stream stream) override;
+  Result<void*> end_capture(Stream stream) override;
+  Status launch_graph(void* graph, Stream stream) override;
+  void release_graph(void* graph) noexcept override;
+
+  Status prepare(const DecodeKernel& kernel) override;
+  Status decode(const DecodeKernel& kernel, const DecodeCall& call, std::int32_t workers, bool overlap_previous,
+                Stream stream) override;
+  Status plan(const PlanCall& call, Stream stream) override;
+  Status merge(const MergeCall& call, Stream stream) override;
+  Status write_kv(const WriteKvCall& call, Stream stream) override;
+  Status validate(const ValidateCall& call, Stream stream) override;
+
+  Result<Ceilings> measure_ceilings() override;
+
+ private:
+  // Makes the device current for the calling thread, and undoes it.
+  class Use {
+   public:
+    explicit Use(int ordinal);
+    ~Use();
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+
+   private:
+    int before_ = 0;
+    bool changed_ = false;
+  };
+
+  const int ordinal_;
+  const DeviceInfo info_;
+};
+
+}  // namespace latte::cuda

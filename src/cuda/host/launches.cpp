@@ -1,0 +1,71 @@
+// The kernels' launches behind the front door.
+#include <string>
+
+#include "cuda/host/gpu.hpp"
+#include "cuda/host/measure.hpp"
+#include "cuda/ops/ops.hpp"
+#include "cuda/plan/device_plan.hpp"
+#include "cuda/sm90/decode/launch.hpp"
+
+namespace latte::cuda {
+namespace {
+
+cudaStream_t as_stream(Stream stream) { return static_cast<cudaStream_t>(stream); }
+
+}  // namespace
+
+Status Gpu::prepare(const DecodeKernel& kernel) {
+  const Use use(ordinal_);
+  LATTE_RETURN_IF_CUDA_ERROR(prepare_decode(kernel), "a decode kernel for this device");
+  return {};
+}
+
+Status Gpu::decode(const DecodeKernel& kernel, const DecodeCall& call, std::int32_t workers, bool overlap_previous,
+                   Stream stream) {
+  const Use use(ordinal_);
+  LATTE_RETURN_IF_CUDA_ERROR(launch_decode(kernel, call, workers, {.dependent = overlap_previous}, as_stream(stream)),
+                             "a decode launch");
+  return {};
+}
+
+Status Gpu::plan(const PlanCall& call, Stream stream) {
+  const Use use(ordinal_);
+  LATTE_RETURN_IF_CUDA_ERROR(launch_plan(call, as_stream(stream)), "a planning launch");
+  return {};
+}
+
+Status Gpu::merge(const MergeCall& call, Stream stream) {
+  if (call.parts.size() > static_cast<std::size_t>(kMaxMergeParts))
+    return {Code::unsupported, "partials", "at most " + std::to_string(kMaxMergeParts) + " in one call on cuda",
+            std::to_string(call.parts.size())};
+  const Use use(ordinal_);
+  LATTE_RETURN_IF_CUDA_ERROR(launch_merge(call, as_stream(stream)), "a merge launch");
+  return {};
+}
+
+Status Gpu::write_kv(const WriteKvCall& call, Stream stream) {
+  const Use use(ordinal_);
+  LATTE_RETURN_IF_CUDA_ERROR(launch_write_kv(call, as_stream(stream)), "a cache write launch");
+  return {};
+}
+
+Status Gpu::validate(const ValidateCall& call, Stream stream) {
+  const Use use(ordinal_);
+  LATTE_RETURN_IF_CUDA_ERROR(launch_validate(call, as_stream(stream)), "a validation launch");
+  return {};
+}
+
+Status Gpu::fill_random(const RandomFill& fill, Stream stream) {
+  const Use use(ordinal_);
+  LATTE_RETURN_IF_CUDA_ERROR(launch_fill_random(fill, as_stream(stream)), "a launch that fills memory");
+  return {};
+}
+
+Result<Ceilings> Gpu::measure_ceilings() {
+  const Use use(ordinal_);
+  Ceilings ceilings;
+  LATTE_RETURN_IF_CUDA_ERROR(cuda::measure_ceilings(info_.multiprocessors, ceilings), "the device's ceilings");
+  return ceilings;
+}
+
+}  // namespace latte::cuda
