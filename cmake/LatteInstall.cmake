@@ -18,6 +18,10 @@ install(FILES "${PROJECT_BINARY_DIR}/package/latte-config.cmake"
 # The file finds its prefix from where it lies, so that an installed tree can be moved.
 file(RELATIVE_PATH latte_pc_prefix "/prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig" /prefix)
 string(REGEX REPLACE "/$" "" latte_pc_prefix "${latte_pc_prefix}")
+set(latte_pc_cuda "")
+if(LATTE_HAS_CUDA)
+  set(latte_pc_cuda "-L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt ")
+endif()
 configure_file("${PROJECT_SOURCE_DIR}/cmake/latte.pc.in" "${PROJECT_BINARY_DIR}/package/latte.pc" @ONLY)
 install(FILES "${PROJECT_BINARY_DIR}/package/latte.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
 

@@ -2,16 +2,18 @@
 
 add_library(latte_options INTERFACE)
 target_compile_features(latte_options INTERFACE cxx_std_20)
-target_compile_options(latte_options INTERFACE -Wall -Wextra -Wshadow -Werror)
+# nvcc takes none of these as they are; src/cuda has its own.
+target_compile_options(latte_options INTERFACE $<$<COMPILE_LANGUAGE:C,CXX>:-Wall -Wextra -Wshadow -Werror>)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # Designated initialisers leave fields to their defaults on purpose; only g++ minds. -Wrestrict of g++ 12 reports
   # std::string's own operator+ (GCC bug 105329).
-  target_compile_options(latte_options INTERFACE -Wno-missing-field-initializers -Wno-restrict)
+  target_compile_options(latte_options
+                         INTERFACE $<$<COMPILE_LANGUAGE:C,CXX>:-Wno-missing-field-initializers -Wno-restrict>)
 endif()
 if(LATTE_SANITIZE)
   # A report is a failure: undefined behaviour must not scroll by.
   set(latte_sanitize_flags -fsanitize=${LATTE_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
-  target_compile_options(latte_options INTERFACE ${latte_sanitize_flags})
+  target_compile_options(latte_options INTERFACE $<$<COMPILE_LANGUAGE:C,CXX>:${latte_sanitize_flags}>)
   target_link_options(latte_options INTERFACE ${latte_sanitize_flags})
 endif()
 

@@ -1,4 +1,5 @@
-// A backend: the machine that runs the kernels. Opening one starts its resident workers; everything else is passed in.
+// A backend: the machine that runs the kernels. Opening one starts its resident workers or takes hold of a device;
+// everything else is passed in.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +15,10 @@
 namespace latte {
 
 struct BackendOptions {
-  std::string_view name = "cpu";
-  std::int32_t threads = 0;          // 0 = what the affinity mask and the cgroup allow
-  std::string_view kernel = "auto";  // or the name of one: amx, avx512_bf16, avx512, avx2, scalar, ...
+  std::string_view name = "cpu";     // or cuda
+  std::int32_t threads = 0;          // cpu: 0 = what the affinity mask and the cgroup allow
+  std::string_view kernel = "auto";  // cpu: or the name of one: amx, avx512_bf16, avx512, avx2, scalar, ...
+  std::int32_t device = 0;           // cuda: which GPU, as the driver numbers them
 };
 
 // One kernel of a backend and whether this machine can run it.
@@ -29,10 +31,12 @@ struct KernelInfo {
 
 struct MachineInfo {
   std::string backend;
-  std::string cpu;
-  std::int32_t threads = 0;
+  std::string cpu;           // the processor's name
+  std::int32_t threads = 0;  // cpu: worker threads; cuda: multiprocessors
   std::string features;
   std::vector<KernelInfo> kernels;  // best first
+  std::string device{};             // the GPU's name; empty on cpu
+  std::string driver{};             // "driver 580.65.06, CUDA 13.0"; empty on cpu
 };
 
 // The answer of supports(): whether, by which kernel, and if not, why not.
@@ -42,10 +46,18 @@ struct Support {
   std::string reason;
 };
 
-// What this machine can do at best, measured now, on the same threads that run decode.
+// What this machine can do at best, measured now, on the same threads or multiprocessors that run decode.
 struct Ceilings {
   double read_gbps = 0;  // streaming reads from memory
-  double tflops = 0;     // the arithmetic the kernel in question uses (AMX bf16, AVX-512 bf16 dot, fp32 FMA, ...)
+  double tflops = 0;     // the arithmetic the kernel in question uses (AMX bf16, AVX-512 bf16 dot, tensor cores, ...)
+  double clock_mhz = 0;  // of a device while it did that arithmetic; 0 = not measured
+};
+
+// Which kernel serves a problem under given limits, why that one, and how its steps are planned.
+struct KernelChoice {
+  std::string kernel;
+  std::string reason;
+  PlanConfig plan;
 };
 
 namespace backend {
@@ -60,11 +72,18 @@ class Backend {
 
   MachineInfo info() const;
   std::int32_t workers() const;
+  // Whether tensors, page tables and slot mappings have to lie in a device's memory (latte/device.hpp helps).
+  bool on_device() const;
   Support supports(const DecodeProblem& problem) const;
   // How a problem would be planned here: the kernel's tile sizes and the cost constants of this machine.
   Result<PlanConfig> plan_config(const DecodeProblem& problem, const Limits& limits, const Policy& policy = {}) const;
+  // The same with the kernel's name and the reasons for it.
+  Result<KernelChoice> choose(const DecodeProblem& problem, const Limits& limits, const Policy& policy = {}) const;
   // Runs for about a second. `kernel` is a name from info().
   Result<Ceilings> measure_ceilings(std::string_view kernel) const;
+  // Waits until everything queued in the stream is done, and tells what went wrong on the device since it was last
+  // asked: faults, and what the validation kernels of this backend's builders found. Nothing to wait for on cpu.
+  Status synchronize(Stream stream = nullptr) const;
 
   backend::Impl& impl() const { return *impl_; }
 
@@ -72,6 +91,14 @@ class Backend {
   explicit Backend(std::shared_ptr<backend::Impl> impl) : impl_(std::move(impl)) {}
   std::shared_ptr<backend::Impl> impl_;
 };
+
+// What a machine that is not at hand would choose: for looking at plans, and for sizing buffers, without the device.
+struct PlanTarget {
+  std::string_view backend = "cuda";
+  std::int32_t workers = 132;  // threads of a cpu, multiprocessors of a GPU
+};
+Result<KernelChoice> choose_for(const PlanTarget& target, const DecodeProblem& problem, const Limits& limits,
+                                const Policy& policy = {});
 
 // One row of the support table: what a backend takes, generated from the code that decides it.
 struct SupportRow {

@@ -19,6 +19,20 @@ struct BuilderOptions {
   std::int32_t slots = 1;  // steps in flight at once; each has its own plan and workspace
   // false: the caller passes DecodeArgs::workspace and the builder allocates none.
   bool own_workspace = true;
+  // Devices only: every decode is preceded by a kernel that looks at the lengths and at every page id that will be
+  // followed. What it finds is told by the next call on the builder, or by Backend::synchronize. On cpu decode always
+  // looks.
+  bool validate = false;
+};
+
+// The lengths of one step in a device's memory, for build_on_device(). The host never reads them. They stay in place
+// until the step's last decode is done; a captured graph reads them anew in every replay.
+struct DeviceLengths {
+  std::int32_t requests = 0;
+  const std::int32_t* seq_lens = nullptr;     // [requests]
+  const std::int32_t* query_start = nullptr;  // [requests + 1]
+  const std::int32_t* visible = nullptr;      // optional, [query_tokens]
+  std::int32_t query_tokens = 0;              // rows of q and out; query_start[requests] may be less, never more
 };
 
 namespace backend {
@@ -26,7 +40,8 @@ struct Slot;
 class Builder;
 }  // namespace backend
 
-// One planned step. Cheap to copy; valid until its slot is built again and while the builder lives.
+// One planned step. Cheap to copy; valid until its slot is built again and while the builder lives. For a step that
+// was planned on the device, plan() and the lengths are empty: MetadataBuilder::copy_plan fetches the plan.
 class DecodeMetadata {
  public:
   const DecodeProblem& problem() const;
@@ -36,6 +51,7 @@ class DecodeMetadata {
   std::span<const std::int32_t> query_start() const;
   std::span<const std::int32_t> visible() const;
   const char* kernel() const;
+  bool on_device() const;  // planned there, by build_on_device()
   std::uint64_t generation() const { return generation_; }
 
  private:
@@ -55,8 +71,21 @@ class MetadataBuilder {
   MetadataBuilder& operator=(MetadataBuilder&&) noexcept;
   ~MetadataBuilder();
 
-  // Plans a step into a slot. Allocates nothing unless it fails.
-  Result<DecodeMetadata> build(std::int32_t slot, const StepLengths& lengths);
+  // Plans a step into a slot, on the host. Allocates nothing unless it fails. On a device the plan and the lengths are
+  // then uploaded in the stream, from one of two buffers that take turns: a third build waits if the first one's upload
+  // is still on its way, which a caller with a slot for each step in flight never sees. Decode in the same stream, or
+  // behind it. Cannot be captured in a graph.
+  Result<DecodeMetadata> build(std::int32_t slot, const StepLengths& lengths, Stream stream = nullptr);
+  // Plans a step into a slot, by a kernel in the stream: nothing is copied to the host, nothing waits, every address is
+  // the same each time, so that a graph can hold it. The plan has the same bits as build() would give. Lengths are
+  // trusted, but clamped to the limits.
+  Result<DecodeMetadata> build_on_device(std::int32_t slot, const DeviceLengths& lengths, Stream stream);
+  // A step's plan as it lies on the device, for tests and curiosity. Waits for the stream.
+  Result<OwnedPlan> copy_plan(const DecodeMetadata& metadata, Stream stream = nullptr) const;
+
+  // On a device a workspace the caller brings has to pass here once before its first use; kernels leave it ready for
+  // the next launch. On cpu this does nothing.
+  Status init_workspace(std::span<std::byte> workspace, Stream stream = nullptr) const;
 
   std::size_t workspace_bytes() const;  // of one slot, 64-byte aligned
   const PlanConfig& plan_config() const;
@@ -92,10 +121,16 @@ struct DecodeArgs {
   const float* q_scale_ptr = nullptr;   // read at run time instead of q_scale
   const float* kv_scale_ptr = nullptr;  // read at run time instead of kv_scale
   std::span<std::byte> workspace{};     // empty = the slot's own
+  Stream stream = nullptr;              // where to queue the work on a device
+  // The kernel may start while the one queued before it still runs; it waits by itself before it reads q or the cache.
+  // Only where that one writes nothing else decode reads: not the plan, the lengths or the page table.
+  bool overlap_previous = false;
 };
 
 // Writes every element of out and lse for rows [0, query_start[B]) and nothing else. On an error nothing is written.
 // One thread at a time per slot; different slots may run at once.
+// On a device every address, the page table's included, is a device address, bases and outer strides are multiples of
+// 16 bytes, and the call returns when the work is queued.
 Status decode(const DecodeMetadata& metadata, const DecodeArgs& args);
 
 }  // namespace latte

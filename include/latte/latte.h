@@ -40,7 +40,8 @@ enum {
   LATTE_MISSING_ARGUMENT = 5, /* a required field is empty, or only some of a group was given */
   LATTE_CORRUPT_PLAN = 6,     /* a plan that does not describe its own batch */
   LATTE_OUT_OF_MEMORY = 7,    /* the operating system gave no memory */
-  LATTE_INTERNAL = 8          /* a defect of latte: please report it */
+  LATTE_INTERNAL = 8,         /* a defect of latte: please report it */
+  LATTE_DEVICE_FAULT = 9      /* the device or its driver reported an error, maybe of work that was queued earlier */
 };
 
 enum { LATTE_F32 = 0, LATTE_BF16 = 1, LATTE_F16 = 2, LATTE_FP8_E4M3 = 3, LATTE_U8 = 4 };
@@ -63,18 +64,23 @@ typedef struct latte_error {
 LATTE_API const char* latte_version(void);
 LATTE_API const char* latte_code_name(latte_code code);
 
-/* ---- backend: the machine and its resident worker threads ---- */
+/* ---- backend: the machine and its resident worker threads, or a GPU ----
+ *
+ * On cuda every address of a tensor, a page table, a slot mapping or a workspace is a device address, `stream` fields
+ * take a cudaStream_t, and calls return when the work is queued. On cpu streams are NULL. */
 
 typedef struct latte_backend latte_backend;
 
 typedef struct latte_backend_options {
   uint32_t size;
   int32_t threads;    /* 0 = what the affinity mask and the cgroup allow */
-  const char* name;   /* NULL = "cpu" */
+  const char* name;   /* NULL = "cpu", or "cuda" */
   const char* kernel; /* NULL = "auto", or the name of one */
+  int32_t device;     /* cuda: which GPU, as the driver numbers them */
+  int32_t reserved;
 } latte_backend_options;
 #define LATTE_BACKEND_OPTIONS_INIT \
-  { sizeof(latte_backend_options), 0, NULL, NULL }
+  { sizeof(latte_backend_options), 0, NULL, NULL, 0, 0 }
 
 typedef struct latte_machine_info {
   uint32_t size;
@@ -83,10 +89,12 @@ typedef struct latte_machine_info {
   const char* cpu;
   const char* features;
   int32_t kernel_count;
-  int32_t reserved;
+  int32_t on_device;  /* 1: tensors lie in the device's memory */
+  const char* device; /* the GPU's name, or "" */
+  const char* driver; /* "driver 580.65.06, CUDA 13.0", or "" */
 } latte_machine_info;
 #define LATTE_MACHINE_INFO_INIT \
-  { sizeof(latte_machine_info), 0, NULL, NULL, NULL, 0, 0 }
+  { sizeof(latte_machine_info), 0, NULL, NULL, NULL, 0, 0, NULL, NULL }
 
 typedef struct latte_kernel_info {
   uint32_t size;
@@ -116,7 +124,10 @@ LATTE_API latte_code latte_backend_info(const latte_backend* backend, latte_mach
 /* index in [0, kernel_count), best first. */
 LATTE_API latte_code latte_backend_kernel(const latte_backend* backend, int32_t index, latte_kernel_info* info,
                                           latte_error* error);
-/* Runs for about a second on the backend's threads. */
+/* Waits until everything queued in the stream is done, and tells what went wrong on the device since it was last asked:
+ * faults, and what the validation kernels of this backend's builders found. */
+LATTE_API latte_code latte_backend_synchronize(const latte_backend* backend, void* stream, latte_error* error);
+/* Runs for about a second on the backend's threads or device. */
 LATTE_API latte_code latte_backend_measure_ceilings(const latte_backend* backend, const char* kernel,
                                                     latte_ceilings* ceilings, latte_error* error);
 
@@ -188,7 +199,7 @@ typedef struct latte_builder_options {
   int32_t policy_n; /* uniform: splits of every tile; batch_invariant: KV tokens a chunk, 0 = the kernel's choice */
   int32_t slots;    /* steps in flight at once; each has its own plan and workspace */
   int32_t own_workspace; /* 0: the caller passes one to latte_decode */
-  int32_t reserved;
+  int32_t validate;      /* cuda: 1 = a kernel looks at lengths and page ids before every decode */
 } latte_builder_options;
 #define LATTE_BUILDER_OPTIONS_INIT \
   { sizeof(latte_builder_options), LATTE_POLICY_BALANCED, 0, 1, 1, 0 }
@@ -222,9 +233,24 @@ typedef struct latte_lengths {
   const int32_t*
       visible; /* optional, [query_start[B]]: query token t sees the first visible[t] tokens; replaces mask */
   int64_t visible_count;
+  void* stream; /* cuda: where the upload of the plan is queued */
 } latte_lengths;
 #define LATTE_LENGTHS_INIT \
-  { sizeof(latte_lengths), 0, NULL, 0, NULL, 0, NULL, 0 }
+  { sizeof(latte_lengths), 0, NULL, 0, NULL, 0, NULL, 0, NULL }
+
+/* The lengths of one step in the device's memory; they stay in place until the step's last decode is done. */
+typedef struct latte_device_lengths {
+  uint32_t size;
+  int32_t requests;
+  const int32_t* seq_lens;    /* [requests] */
+  const int32_t* query_start; /* [requests + 1] */
+  const int32_t* visible;     /* optional, [query_tokens] */
+  int32_t query_tokens;       /* rows of q and out; query_start[requests] may be less, never more */
+  int32_t reserved;
+  void* stream;
+} latte_device_lengths;
+#define LATTE_DEVICE_LENGTHS_INIT \
+  { sizeof(latte_device_lengths), 0, NULL, NULL, NULL, 0, 0, NULL }
 
 /* A planned step, by value. Valid until its slot is built again and while the builder lives. */
 typedef struct latte_metadata {
@@ -267,6 +293,13 @@ LATTE_API latte_code latte_builder_get_info(const latte_builder* builder, latte_
 /* Allocates nothing unless it fails; a failed build leaves the slot's last step valid. */
 LATTE_API latte_code latte_builder_build(latte_builder* builder, int32_t slot, const latte_lengths* lengths,
                                          latte_metadata* metadata, latte_error* error);
+/* Plans on the device, in the stream: can be captured in a graph. latte_metadata_plan shows an empty plan for it. */
+LATTE_API latte_code latte_builder_build_on_device(latte_builder* builder, int32_t slot,
+                                                   const latte_device_lengths* lengths, latte_metadata* metadata,
+                                                   latte_error* error);
+/* cuda: once for a workspace of the caller's, before its first use. */
+LATTE_API latte_code latte_builder_init_workspace(const latte_builder* builder, void* workspace,
+                                                  uint64_t workspace_bytes, void* stream, latte_error* error);
 LATTE_API latte_code latte_metadata_plan(const latte_metadata* metadata, latte_plan* plan, latte_error* error);
 
 /* ---- tensors and operations ---- */
@@ -320,6 +353,9 @@ typedef struct latte_decode_args {
   float kv_scale;            /* fp8_e4m3 cache only */
   const float* q_scale_ptr;  /* read at run time instead of q_scale */
   const float* kv_scale_ptr; /* read at run time instead of kv_scale */
+  void* stream;
+  int32_t overlap_previous; /* cuda: 1 = may start while the kernel queued before it still runs */
+  int32_t reserved;
 } latte_decode_args;
 /* Inline, so that it makes the struct the caller was compiled with: all zero but for the size and the fp8 scales, 1. */
 static inline latte_decode_args latte_decode_args_init(void) {
@@ -345,6 +381,7 @@ typedef struct latte_merge_args {
   const latte_partial* partials;
   latte_tensor out; /* may be one of the partials' own */
   latte_tensor lse; /* optional */
+  void* stream;
 } latte_merge_args;
 static inline latte_merge_args latte_merge_args_init(void) {
   latte_merge_args args;
@@ -365,6 +402,7 @@ typedef struct latte_write_kv_args {
   int64_t slot_mapping_count;
   float kv_scale; /* fp8_e4m3: stored = value / kv_scale */
   int32_t reserved;
+  void* stream;
 } latte_write_kv_args;
 static inline latte_write_kv_args latte_write_kv_args_init(void) {
   latte_write_kv_args args;

@@ -3,6 +3,7 @@
 
 #include "latte/backend.hpp"
 #include "latte/decode.hpp"
+#include "latte/device.hpp"
 #include "latte/ops.hpp"
 #include "latte/plan.hpp"
 #include "latte/problem.hpp"

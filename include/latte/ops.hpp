@@ -17,8 +17,9 @@ struct Partial {
 };
 
 // lse = ln sum e^lse_k and out = sum e^(lse_k - lse) out_k, in the order of the partials. (0, -inf) is neutral.
-// `out` may be one of the partials' own tensors; `lse` is optional.
-Status merge(const Backend& backend, std::span<const Partial> partials, const TensorView& out, const TensorView& lse);
+// `out` may be one of the partials' own tensors; `lse` is optional. On a device: queued in the stream.
+Status merge(const Backend& backend, std::span<const Partial> partials, const TensorView& out, const TensorView& lse,
+             Stream stream = nullptr);
 
 struct WriteKvArgs {
   ConstTensorView kv_c{};                        // [N, latent]
@@ -26,10 +27,12 @@ struct WriteKvArgs {
   std::span<const std::int64_t> slot_mapping{};  // [N]: page * page_size + position; negative = skip
   TensorView kv_cache{};                         // [pages, page_size, W]
   KvFormat format = KvFormat::bf16;
-  float kv_scale = 1;  // fp8_e4m3: stored = value / kv_scale
+  float kv_scale = 1;       // fp8_e4m3: stored = value / kv_scale
+  Stream stream = nullptr;  // where to queue the work on a device
 };
 
-// Rounds to nearest even; fp8 saturates at 448. Slots of one call must differ.
+// Rounds to nearest even; fp8 saturates at 448. Slots of one call must differ. On a device slot_mapping lies there too;
+// slots past the end are skipped like negative ones.
 Status write_kv(const Backend& backend, const WriteKvArgs& args);
 
 }  // namespace latte

@@ -18,6 +18,7 @@ enum class Code {
   corrupt_plan,      // a plan that does not describe its own batch
   out_of_memory,     // the operating system gave no memory
   internal,          // a defect of latte: please report it
+  device_fault,      // the device or its driver reported an error, maybe of work that was queued earlier
 };
 
 const char* code_name(Code code);

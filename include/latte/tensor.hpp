@@ -16,6 +16,9 @@ const char* dtype_name(Dtype dtype);
 
 inline constexpr int kMaxRank = 4;
 
+// Work queue of a device, opaque: for cuda a cudaStream_t. The CPU backend has none and takes only null.
+using Stream = void*;
+
 // Strides count elements, not bytes. `Byte` is std::byte or const std::byte.
 template <class Byte>
 struct BasicTensorView {

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <new>
 #include <optional>
 #include <span>
 #include <string>
@@ -16,46 +15,46 @@
 
 namespace latte::backend {
 
-struct WorkspaceDelete {
-  void operator()(std::byte* bytes) const { ::operator delete[](bytes, std::align_val_t{kWorkspaceAlignment}); }
-};
-using Workspace = std::unique_ptr<std::byte[], WorkspaceDelete>;
-
 struct Slot {
   const Builder* builder = nullptr;
   // Matches the metadata of the last build. 0 = never built, or being built right now.
   std::atomic<std::uint64_t> generation{0};
   std::uint64_t builds = 0;
-  std::unique_ptr<std::int32_t[]> plan_words;
-  std::unique_ptr<std::int32_t[]> length_words;  // seq_lens, query_start, visible at their largest
-  Workspace workspace;                           // null when the caller brings one
+  std::unique_ptr<StepMemory> memory;
+  // Of a step that was planned on the host.
   Plan plan;
   std::span<const std::int32_t> seq_lens, query_start, visible;
+  // Of a step that was planned on the device; -1 requests: the last one was not.
+  std::int32_t device_requests = -1, device_tokens = 0;
 };
 
 class Builder {
  public:
-  static Result<std::unique_ptr<Builder>> create(const Backend& backend, const PlanConfig& config,
-                                                 const DecodeProblem& problem, const BuilderOptions& options);
+  static Result<std::unique_ptr<Builder>> create(const Backend& backend, const KernelChoice& choice,
+                                                 const DecodeProblem& problem, const Limits& limits,
+                                                 const BuilderOptions& options);
 
-  Result<DecodeMetadata> build(std::int32_t slot_index, const StepLengths& lengths);
+  Result<DecodeMetadata> build(std::int32_t slot_index, const StepLengths& lengths, Stream stream);
+  Result<DecodeMetadata> build_on_device(std::int32_t slot_index, const DeviceLengths& lengths, Stream stream);
 
   // Metadata taken apart and put together, for the C ABI.
   static Slot* slot_of(const DecodeMetadata& metadata) { return metadata.slot_; }
   static DecodeMetadata metadata_of(Slot* slot, std::uint64_t generation);
 
   PlannedStep planned_step(const Slot& slot) const;
+  // What validation kernels have found in any slot since this was last asked.
+  Status take_finding() const;
 
-  std::optional<Backend> backend;  // keeps the threads alive; none only in the builder that stands for no builder
-  const cpu::Kernel* kernel = nullptr;
+  std::optional<Backend> backend;  // outlives the slots; none only in the builder that stands for no builder
   std::string kernel_name;
   DecodeProblem problem;
+  Limits limits;  // as they were given
   PlanConfig config;
   PlanSizes sizes;
   std::size_t workspace_bytes = 0;
 
  private:
-  void copy_lengths(Slot& slot, const StepLengths& lengths) const;
+  Result<Slot*> find_slot(std::int32_t index) const;
 
   std::unique_ptr<Slot[]> slots_;
   std::int32_t slot_count_ = 0;

@@ -12,7 +12,8 @@ constexpr bool same(A a, B b) {
 static_assert(same(Code::invalid_argument, LATTE_INVALID_ARGUMENT) && same(Code::out_of_limits, LATTE_OUT_OF_LIMITS) &&
               same(Code::unsupported, LATTE_UNSUPPORTED) && same(Code::stale_metadata, LATTE_STALE_METADATA) &&
               same(Code::missing_argument, LATTE_MISSING_ARGUMENT) && same(Code::corrupt_plan, LATTE_CORRUPT_PLAN) &&
-              same(Code::out_of_memory, LATTE_OUT_OF_MEMORY) && same(Code::internal, LATTE_INTERNAL));
+              same(Code::out_of_memory, LATTE_OUT_OF_MEMORY) && same(Code::internal, LATTE_INTERNAL) &&
+              same(Code::device_fault, LATTE_DEVICE_FAULT));
 static_assert(same(Dtype::f32, LATTE_F32) && same(Dtype::bf16, LATTE_BF16) && same(Dtype::f16, LATTE_F16) &&
               same(Dtype::fp8_e4m3, LATTE_FP8_E4M3) && same(Dtype::u8, LATTE_U8));
 static_assert(same(KvFormat::bf16, LATTE_KV_BF16) && same(KvFormat::f16, LATTE_KV_F16) &&

@@ -31,7 +31,7 @@ latte_code latte_backend_open(const latte_backend_options* options, latte_backen
     latte_backend_options full = LATTE_BACKEND_OPTIONS_INIT;
     if (options != nullptr)
       LATTE_RETURN_IF_ERROR(read_struct(options, "options", offsetof(latte_backend_options, name), full));
-    BackendOptions wanted{.threads = full.threads};
+    BackendOptions wanted{.threads = full.threads, .device = full.device};
     if (full.name != nullptr) wanted.name = full.name;
     if (full.kernel != nullptr) wanted.kernel = full.kernel;
     auto opened = Backend::open(wanted);
@@ -58,7 +58,9 @@ latte_code latte_backend_info(const latte_backend* backend, latte_machine_info* 
                   .cpu = backend->info.cpu.c_str(),
                   .features = backend->info.features.c_str(),
                   .kernel_count = static_cast<std::int32_t>(backend->info.kernels.size()),
-                  .reserved = 0},
+                  .on_device = backend->backend.on_device() ? 1 : 0,
+                  .device = backend->info.device.c_str(),
+                  .driver = backend->info.driver.c_str()},
                  info);
     return {};
   });
@@ -78,6 +80,13 @@ latte_code latte_backend_kernel(const latte_backend* backend, int32_t index, lat
                   .serves = kernel.serves.c_str()},
                  info);
     return {};
+  });
+}
+
+latte_code latte_backend_synchronize(const latte_backend* backend, void* stream, latte_error* error) {
+  return guarded(error, [&]() -> Status {
+    LATTE_RETURN_IF_ERROR(need_backend(backend));
+    return backend->backend.synchronize(stream);
   });
 }
 

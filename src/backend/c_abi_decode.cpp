@@ -27,15 +27,29 @@ Status read_options(const latte_builder_options* given, BuilderOptions& options)
   options.policy.n = full.policy_n;
   options.slots = full.slots;
   options.own_workspace = full.own_workspace != 0;
+  options.validate = full.validate != 0;
   return {};
 }
 
-Status read_lengths(const latte_lengths* given, StepLengths& lengths) {
+Status read_lengths(const latte_lengths* given, StepLengths& lengths, Stream& stream) {
   latte_lengths full = LATTE_LENGTHS_INIT;
   LATTE_RETURN_IF_ERROR(read_struct(given, "lengths", offsetof(latte_lengths, visible), full));
   LATTE_RETURN_IF_ERROR(read_span(full.seq_lens, full.seq_lens_count, "seq_lens", lengths.seq_lens));
   LATTE_RETURN_IF_ERROR(read_span(full.query_start, full.query_start_count, "query_start", lengths.query_start));
+  stream = full.stream;
   return read_span(full.visible, full.visible_count, "visible", lengths.visible);
+}
+
+Status read_device_lengths(const latte_device_lengths* given, DeviceLengths& lengths, Stream& stream) {
+  latte_device_lengths full = LATTE_DEVICE_LENGTHS_INIT;
+  LATTE_RETURN_IF_ERROR(read_struct(given, "lengths", sizeof(latte_device_lengths), full));
+  lengths = {.requests = full.requests,
+             .seq_lens = full.seq_lens,
+             .query_start = full.query_start,
+             .visible = full.visible,
+             .query_tokens = full.query_tokens};
+  stream = full.stream;
+  return {};
 }
 
 Status read_metadata(const latte_metadata* given, DecodeMetadata& metadata) {
@@ -77,6 +91,15 @@ Status read_decode_args(const latte_decode_args* given, DecodeArgs& args) {
   args.kv_scale = full.kv_scale;
   args.q_scale_ptr = full.q_scale_ptr;
   args.kv_scale_ptr = full.kv_scale_ptr;
+  args.stream = full.stream;
+  args.overlap_previous = full.overlap_previous != 0;
+  return {};
+}
+
+Status write_metadata(const Result<DecodeMetadata>& built, latte_metadata* metadata) {
+  if (!built.ok()) return built.status();
+  write_struct({.size = 0, .reserved = 0, .slot = backend::Builder::slot_of(*built), .generation = built->generation()},
+               metadata);
   return {};
 }
 
@@ -158,13 +181,30 @@ latte_code latte_builder_build(latte_builder* builder, int32_t slot, const latte
     LATTE_RETURN_IF_ERROR(need_builder(builder));
     LATTE_RETURN_IF_ERROR(check_struct(metadata, "metadata", sizeof(latte_metadata)));
     StepLengths step;
-    LATTE_RETURN_IF_ERROR(read_lengths(lengths, step));
-    const auto built = builder->builder.build(slot, step);
-    if (!built.ok()) return built.status();
-    write_struct(
-        {.size = 0, .reserved = 0, .slot = backend::Builder::slot_of(*built), .generation = built->generation()},
-        metadata);
-    return {};
+    Stream stream = nullptr;
+    LATTE_RETURN_IF_ERROR(read_lengths(lengths, step, stream));
+    return write_metadata(builder->builder.build(slot, step, stream), metadata);
+  });
+}
+
+latte_code latte_builder_build_on_device(latte_builder* builder, int32_t slot, const latte_device_lengths* lengths,
+                                         latte_metadata* metadata, latte_error* error) {
+  return guarded(error, [&]() -> Status {
+    LATTE_RETURN_IF_ERROR(need_builder(builder));
+    LATTE_RETURN_IF_ERROR(check_struct(metadata, "metadata", sizeof(latte_metadata)));
+    DeviceLengths step;
+    Stream stream = nullptr;
+    LATTE_RETURN_IF_ERROR(read_device_lengths(lengths, step, stream));
+    return write_metadata(builder->builder.build_on_device(slot, step, stream), metadata);
+  });
+}
+
+latte_code latte_builder_init_workspace(const latte_builder* builder, void* workspace, uint64_t workspace_bytes,
+                                        void* stream, latte_error* error) {
+  return guarded(error, [&]() -> Status {
+    LATTE_RETURN_IF_ERROR(need_builder(builder));
+    const std::span<std::byte> bytes(static_cast<std::byte*>(workspace), static_cast<std::size_t>(workspace_bytes));
+    return builder->builder.init_workspace(bytes, stream);
   });
 }
 
@@ -220,7 +260,7 @@ latte_code latte_merge(const latte_backend* backend, const latte_merge_args* arg
       LATTE_RETURN_IF_ERROR(read_input(given[i].out, "partials.out", partials[i].out));
       LATTE_RETURN_IF_ERROR(read_input(given[i].lse, "partials.lse", partials[i].lse));
     }
-    return merge(backend->backend, partials, out, lse);
+    return merge(backend->backend, partials, out, lse, full.stream);
   });
 }
 
@@ -236,6 +276,7 @@ latte_code latte_write_kv(const latte_backend* backend, const latte_write_kv_arg
     LATTE_RETURN_IF_ERROR(read_tensor(full.kv_cache, "kv_cache", call.kv_cache));
     LATTE_RETURN_IF_ERROR(read_span(full.slot_mapping, full.slot_mapping_count, "slot_mapping", call.slot_mapping));
     call.kv_scale = full.kv_scale;
+    call.stream = full.stream;
     return write_kv(backend->backend, call);
   });
 }

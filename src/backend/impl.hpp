@@ -1,24 +1,80 @@
-// What an open backend holds: the resident threads and the kernel asked for.
+// What an open backend is to the rest of this room. cpu_impl.cpp and cuda_impl.cpp are the two there are.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <string>
-#include <utility>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
 
-#include "cpu/cpu.hpp"
+#include "backend/validate.hpp"
+#include "cuda/host/cuda.hpp"
 #include "latte/backend.hpp"
+#include "latte/decode.hpp"
+#include "latte/ops.hpp"
 
 namespace latte::backend {
 
-class Impl {
+// The buffers of one slot, of fixed size and address, and what runs from them.
+class StepMemory {
  public:
-  Impl(std::int32_t threads, std::string kernel_name) : workers(threads), kernel(std::move(kernel_name)) {}
+  virtual ~StepMemory() = default;
 
-  cpu::Workers workers;
-  std::string kernel;  // "auto" or a name
+  // Host memory for the next plan and its lengths. The step planned before must not need it any more.
+  struct Staging {
+    std::span<std::int32_t> plan_words;
+    std::int32_t* seq_lens;
+    std::int32_t* query_start;
+    std::int32_t* visible;
+  };
+  virtual Result<Staging> stage(Stream stream) = 0;
+  // The staged step is complete: bring it to where decode reads it.
+  virtual Status publish(const Plan& plan, const StepLengths& lengths, Stream stream) = 0;
+  virtual Status plan_on_device(const DeviceLengths& lengths, Stream stream) = 0;
+  // The published plan's words, from where decode reads them.
+  virtual Result<std::vector<std::int32_t>> copy_words(Stream stream) = 0;
+
+  // Arguments are valid and there are rows to compute.
+  virtual Status run(const PlannedStep& step, const DecodeArgs& args) = 0;
+  virtual bool owns_workspace() const = 0;
+  // What a validation kernel has found since this was last asked.
+  virtual Status take_finding() = 0;
 };
 
-// The kernel that serves a valid problem on this backend, or why there is none.
-Result<const cpu::Kernel*> find_kernel(const Impl& impl, const DecodeProblem& problem);
+class Impl {
+ public:
+  virtual ~Impl() = default;
+  virtual MachineInfo info() const = 0;
+  virtual std::int32_t workers() const = 0;
+  virtual Place place() const = 0;
+  virtual cuda::Device* device() { return nullptr; }
+
+  // The kernel for a valid problem, limits and policy, or why there is none.
+  virtual Result<KernelChoice> choose(const DecodeProblem& problem, const Limits& limits,
+                                      const Policy& policy) const = 0;
+  virtual std::size_t workspace_bytes(const DecodeProblem& problem, const PlanConfig& config,
+                                      const PlanSizes& sizes) const = 0;
+  // May throw std::bad_alloc.
+  virtual Result<std::unique_ptr<StepMemory>> make_step(const Builder& builder, const BuilderOptions& options) = 0;
+  virtual Status init_workspace(const Builder& builder, std::span<std::byte> workspace, Stream stream) = 0;
+
+  // Arguments are valid and there is something to do.
+  virtual Status merge(std::span<const Partial> partials, const TensorView& out, const TensorView& lse,
+                       Stream stream) = 0;
+  virtual Status write_kv(const WriteKvArgs& args) = 0;
+
+  virtual Result<Ceilings> measure_ceilings(std::string_view kernel) = 0;
+  virtual Status synchronize(Stream stream) = 0;
+};
+
+Result<std::shared_ptr<Impl>> open_cpu(const BackendOptions& options);
+Result<std::shared_ptr<Impl>> open_cuda(const BackendOptions& options);
+
+// The choices of machines that are not at hand.
+Result<KernelChoice> choose_for_cpu(const DecodeProblem& problem, const Limits& limits, const Policy& policy,
+                                    std::int32_t threads);
+Result<KernelChoice> choose_for_cuda(const DecodeProblem& problem, const Limits& limits, const Policy& policy,
+                                     std::int32_t multiprocessors);
 
 }  // namespace latte::backend

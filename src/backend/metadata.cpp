@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <new>
 #include <utility>
 
 #include "backend/builder.hpp"
@@ -11,41 +12,36 @@ namespace backend {
 namespace {
 
 constexpr std::int32_t kMaxSlots = 1024;
-
-void allocate(Slot& slot, const Builder& builder, bool own_workspace) {
-  const Limits limits = plan::resolve(builder.config.limits);
-  const std::int64_t lengths = 2 * std::int64_t{limits.max_requests} + 1 + limits.max_total_query_tokens;
-  slot.builder = &builder;
-  // Not filled: large limits cost address space, not memory.
-  slot.plan_words = std::make_unique_for_overwrite<std::int32_t[]>(static_cast<std::size_t>(builder.sizes.words));
-  slot.length_words = std::make_unique_for_overwrite<std::int32_t[]>(static_cast<std::size_t>(lengths));
-  if (own_workspace)
-    slot.workspace.reset(new (std::align_val_t{kWorkspaceAlignment}) std::byte[builder.workspace_bytes]);
-}
+// The counts of a plan that is not on the host.
+constexpr std::array<std::int32_t, kMetaFields> kNoMeta{};
 
 }  // namespace
 
-Result<std::unique_ptr<Builder>> Builder::create(const Backend& backend, const PlanConfig& config,
-                                                 const DecodeProblem& problem, const BuilderOptions& options) {
+Result<std::unique_ptr<Builder>> Builder::create(const Backend& backend, const KernelChoice& choice,
+                                                 const DecodeProblem& problem, const Limits& limits,
+                                                 const BuilderOptions& options) {
   if (options.slots < 1 || options.slots > kMaxSlots)
     return invalid("options.slots", "1 .. " + text(kMaxSlots), text(options.slots));
-  const auto kernel = find_kernel(backend.impl(), problem);
-  if (!kernel.ok()) return kernel.status();
-  const auto sizes = latte::plan_sizes(config);
+  const auto sizes = latte::plan_sizes(choice.plan);
   if (!sizes.ok()) return sizes.status();
   try {
     auto builder = std::make_unique<Builder>();
     builder->backend = backend;
-    builder->kernel = *kernel;
-    builder->kernel_name = cpu::kernel_name(**kernel);
+    builder->kernel_name = choice.kernel;
     builder->problem = problem;
-    builder->config = config;
+    builder->limits = limits;
+    builder->config = choice.plan;
     builder->sizes = *sizes;
-    builder->workspace_bytes = cpu::workspace_bytes(**kernel, problem, config, *sizes);
+    builder->workspace_bytes = backend.impl().workspace_bytes(problem, choice.plan, *sizes);
     builder->slot_count_ = options.slots;
     builder->slots_ = std::make_unique<Slot[]>(static_cast<std::size_t>(options.slots));
-    for (std::int32_t i = 0; i < options.slots; ++i)
-      allocate(builder->slots_[static_cast<std::size_t>(i)], *builder, options.own_workspace);
+    for (std::int32_t i = 0; i < options.slots; ++i) {
+      Slot& slot = builder->slots_[static_cast<std::size_t>(i)];
+      slot.builder = builder.get();
+      auto memory = backend.impl().make_step(*builder, options);
+      if (!memory.ok()) return memory.status();
+      slot.memory = std::move(*memory);
+    }
     return builder;
   } catch (const std::bad_alloc&) {
     return Status(Code::out_of_memory, "limits", "buffers that fit this machine's memory",
@@ -61,42 +57,77 @@ DecodeMetadata Builder::metadata_of(Slot* slot, std::uint64_t generation) {
 }
 
 PlannedStep Builder::planned_step(const Slot& slot) const {
+  const bool on_device = slot.device_requests >= 0;
   return {.problem = problem,
           .seq_lens = slot.seq_lens,
           .query_start = slot.query_start,
           .visible = slot.visible,
           .workspace_bytes = workspace_bytes,
-          .owns_workspace = slot.workspace != nullptr};
+          .owns_workspace = slot.memory->owns_workspace(),
+          .place = backend->impl().place(),
+          .planned_on_device = on_device,
+          .device_requests = on_device ? slot.device_requests : 0,
+          .device_tokens = slot.device_tokens};
 }
 
-void Builder::copy_lengths(Slot& slot, const StepLengths& lengths) const {
-  std::int32_t* at = slot.length_words.get();
-  const auto keep = [&](std::span<const std::int32_t> values) {
-    std::int32_t* begin = at;
-    at = std::copy(values.begin(), values.end(), begin);
-    return std::span<const std::int32_t>(begin, values.size());
-  };
-  slot.seq_lens = keep(lengths.seq_lens);
-  slot.query_start = keep(lengths.query_start);
-  slot.visible = keep(lengths.visible);
+Status Builder::take_finding() const {
+  for (std::int32_t i = 0; i < slot_count_; ++i)
+    LATTE_RETURN_IF_ERROR(slots_[static_cast<std::size_t>(i)].memory->take_finding());
+  return {};
 }
 
-Result<DecodeMetadata> Builder::build(std::int32_t slot_index, const StepLengths& lengths) {
-  if (slot_index < 0 || slot_index >= slot_count_)
-    return invalid("slot", "0 .. " + text(slot_count_ - 1), text(slot_index));
+Result<Slot*> Builder::find_slot(std::int32_t index) const {
+  if (index < 0 || index >= slot_count_) return invalid("slot", "0 .. " + text(slot_count_ - 1), text(index));
+  return &slots_[static_cast<std::size_t>(index)];
+}
+
+Result<DecodeMetadata> Builder::build(std::int32_t slot_index, const StepLengths& lengths, Stream stream) {
+  const auto found = find_slot(slot_index);
+  if (!found.ok()) return found.status();
+  LATTE_RETURN_IF_ERROR(validate_stream(backend->impl().place(), stream));
   LATTE_RETURN_IF_ERROR(validate_lengths(lengths));
-  Slot& slot = slots_[static_cast<std::size_t>(slot_index)];
+  LATTE_RETURN_IF_ERROR(take_finding());
+  Slot& slot = **found;
+  const auto staging = slot.memory->stage(stream);
+  if (!staging.ok()) return staging.status();
 
   // While the arrays change hands nobody may run them: a decode of the old step now says stale_metadata.
   const std::uint64_t before = slot.generation.exchange(0);
-  const auto plan = make_plan(config, lengths, {slot.plan_words.get(), static_cast<std::size_t>(sizes.words)});
+  const auto plan = make_plan(config, lengths, staging->plan_words);
   if (!plan.ok()) {
     // make_plan refuses before it writes, so the step planned before is still whole.
     slot.generation.store(before);
     return plan.status();
   }
-  copy_lengths(slot, lengths);
+  const auto keep = [](std::span<const std::int32_t> values, std::int32_t* to) {
+    std::copy(values.begin(), values.end(), to);
+    return std::span<const std::int32_t>(to, values.size());
+  };
+  slot.seq_lens = keep(lengths.seq_lens, staging->seq_lens);
+  slot.query_start = keep(lengths.query_start, staging->query_start);
+  slot.visible = keep(lengths.visible, staging->visible);
   slot.plan = *plan;
+  slot.device_requests = -1;
+  LATTE_RETURN_IF_ERROR(slot.memory->publish(
+      slot.plan, {.seq_lens = slot.seq_lens, .query_start = slot.query_start, .visible = slot.visible}, stream));
+  slot.generation.store(++slot.builds);
+  return metadata_of(&slot, slot.builds);
+}
+
+Result<DecodeMetadata> Builder::build_on_device(std::int32_t slot_index, const DeviceLengths& lengths, Stream stream) {
+  const auto found = find_slot(slot_index);
+  if (!found.ok()) return found.status();
+  if (backend->impl().place() == Place::host) return unsupported("backend", "one with a device", "cpu");
+  LATTE_RETURN_IF_ERROR(validate_device_lengths(lengths, plan::resolve(config.limits)));
+  LATTE_RETURN_IF_ERROR(take_finding());
+  Slot& slot = **found;
+  slot.generation.store(0);
+  LATTE_RETURN_IF_ERROR(slot.memory->plan_on_device(lengths, stream));
+  slot.plan = {};
+  slot.plan.work_meta_data = kNoMeta;
+  slot.seq_lens = slot.query_start = slot.visible = {};
+  slot.device_requests = lengths.requests;
+  slot.device_tokens = lengths.query_tokens;
   slot.generation.store(++slot.builds);
   return metadata_of(&slot, slot.builds);
 }
@@ -132,6 +163,10 @@ const backend::Slot& empty_slot() {
   return slot;
 }
 
+Status moved_from() {
+  return backend::invalid("builder", "a builder that owns its buffers", "one that was moved from");
+}
+
 const backend::Slot& slot_or_empty(const backend::Slot* slot) { return slot != nullptr ? *slot : empty_slot(); }
 
 }  // namespace
@@ -142,13 +177,14 @@ const PlanConfig& DecodeMetadata::plan_config() const { return slot_or_empty(slo
 std::span<const std::int32_t> DecodeMetadata::seq_lens() const { return slot_or_empty(slot_).seq_lens; }
 std::span<const std::int32_t> DecodeMetadata::query_start() const { return slot_or_empty(slot_).query_start; }
 std::span<const std::int32_t> DecodeMetadata::visible() const { return slot_or_empty(slot_).visible; }
+bool DecodeMetadata::on_device() const { return slot_or_empty(slot_).device_requests >= 0; }
 const char* DecodeMetadata::kernel() const { return slot_or_empty(slot_).builder->kernel_name.c_str(); }
 
 Result<MetadataBuilder> MetadataBuilder::create(const Backend& backend, const DecodeProblem& problem,
                                                 const Limits& limits, const BuilderOptions& options) {
-  const auto config = backend.plan_config(problem, limits, options.policy);
-  if (!config.ok()) return config.status();
-  auto builder = backend::Builder::create(backend, *config, problem, options);
+  const auto choice = backend.choose(problem, limits, options.policy);
+  if (!choice.ok()) return choice.status();
+  auto builder = backend::Builder::create(backend, *choice, problem, limits, options);
   if (!builder.ok()) return builder.status();
   return MetadataBuilder(std::move(*builder));
 }
@@ -158,10 +194,32 @@ MetadataBuilder::MetadataBuilder(MetadataBuilder&&) noexcept = default;
 MetadataBuilder& MetadataBuilder::operator=(MetadataBuilder&&) noexcept = default;
 MetadataBuilder::~MetadataBuilder() = default;
 
-Result<DecodeMetadata> MetadataBuilder::build(std::int32_t slot, const StepLengths& lengths) {
-  if (impl_ == nullptr)
-    return backend::invalid("builder", "a builder that owns its buffers", "one that was moved from");
-  return impl_->build(slot, lengths);
+Result<DecodeMetadata> MetadataBuilder::build(std::int32_t slot, const StepLengths& lengths, Stream stream) {
+  if (impl_ == nullptr) return moved_from();
+  return impl_->build(slot, lengths, stream);
+}
+
+Result<DecodeMetadata> MetadataBuilder::build_on_device(std::int32_t slot, const DeviceLengths& lengths,
+                                                        Stream stream) {
+  if (impl_ == nullptr) return moved_from();
+  return impl_->build_on_device(slot, lengths, stream);
+}
+
+Result<OwnedPlan> MetadataBuilder::copy_plan(const DecodeMetadata& metadata, Stream stream) const {
+  LATTE_RETURN_IF_ERROR(backend::check_current(metadata));
+  const backend::Slot& slot = *metadata.slot_;
+  LATTE_RETURN_IF_ERROR(backend::validate_stream(slot.builder->backend->impl().place(), stream));
+  auto words = slot.memory->copy_words(stream);
+  if (!words.ok()) return words.status();
+  return OwnedPlan::take(std::move(*words));
+}
+
+Status MetadataBuilder::init_workspace(std::span<std::byte> workspace, Stream stream) const {
+  if (impl_ == nullptr) return moved_from();
+  backend::Impl& impl = impl_->backend->impl();
+  LATTE_RETURN_IF_ERROR(backend::validate_stream(impl.place(), stream));
+  LATTE_RETURN_IF_ERROR(backend::validate_workspace(workspace, impl_->workspace_bytes));
+  return impl.init_workspace(*impl_, workspace, stream);
 }
 
 std::size_t MetadataBuilder::workspace_bytes() const { return impl_ ? impl_->workspace_bytes : 0; }

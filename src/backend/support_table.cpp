@@ -1,5 +1,6 @@
 // The support table, made by asking the code that decides: every entry is a probe that was accepted, never a promise
-// typed by hand. The answers are the same on every machine, as the portable kernel serves all that any kernel serves.
+// typed by hand. The answers are the same on every machine and in every build: the CPU's portable kernel serves all
+// that any of its kernels serves, and the choice of a CUDA kernel needs no GPU.
 #include <array>
 #include <initializer_list>
 #include <limits>
@@ -8,6 +9,7 @@
 #include "backend/validate.hpp"
 #include "backend/views.hpp"
 #include "cpu/cpu.hpp"
+#include "cuda/sm90/decode/choice.hpp"
 #include "latte/backend.hpp"
 
 namespace latte {
@@ -18,10 +20,20 @@ constexpr std::array kFormats = {KvFormat::bf16, KvFormat::f16, KvFormat::f32, K
                                  KvFormat::fp8_ds_mla};
 constexpr std::array kDtypes = {Dtype::bf16, Dtype::f16, Dtype::f32, Dtype::fp8_e4m3};
 
-bool taken(const DecodeProblem& problem) {
-  std::string reason;
-  return validate_problem(problem).ok() && cpu::choose_kernel(problem, "auto", reason) != nullptr;
-}
+// A column of the table: who is asked.
+struct Column {
+  Place place = Place::host;
+
+  bool takes(const DecodeProblem& problem) const {
+    if (!validate_problem(problem).ok()) return false;
+    std::string reason;
+    if (place == Place::host) return cpu::choose_kernel(problem, "auto", reason) != nullptr;
+    return cuda::choose_decode(problem, {.max_requests = 1, .max_kv_tokens = 1}, {}, cuda::kHopperMultiprocessors).ok();
+  }
+};
+
+// A bf16 cache with bf16 queries, which every backend serves.
+DecodeProblem usual(std::int32_t heads = 1) { return {.heads = heads}; }
 
 class List {
  public:
@@ -51,42 +63,45 @@ std::string range_text(const std::string& whole, std::initializer_list<std::int3
   return all ? whole : list.text();
 }
 
-std::string query_dtypes(KvFormat format) {
+std::string query_dtypes(const Column& column, KvFormat format) {
   List list;
-  for (Dtype dtype : kDtypes) list.add(taken({.heads = 1, .q_dtype = dtype, .kv_format = format}), dtype_name(dtype));
+  for (Dtype dtype : kDtypes)
+    list.add(column.takes({.heads = 1, .q_dtype = dtype, .kv_format = format}), dtype_name(dtype));
   return list.text();
 }
 
-std::string output_dtypes() {
+std::string output_dtypes(const Column& column) {
   List list;
-  for (Dtype dtype : kDtypes) list.add(taken({.heads = 1, .out_dtype = dtype}), dtype_name(dtype));
+  for (Dtype dtype : kDtypes) list.add(column.takes({.heads = 1, .out_dtype = dtype}), dtype_name(dtype));
   return list.text();
 }
 
-std::string heads() {
+std::string heads(const Column& column) {
   return range_text("any >= 1", {1, 2, 3, 8, 12, 16, 24, 48, 64, 100, 128, 1000}, {0, -1},
-                    [](std::int32_t value) { return taken({.heads = value}); });
+                    [&](std::int32_t value) { return column.takes({.heads = value}); });
 }
 
-std::string page_sizes() {
+std::string page_sizes(const Column& column) {
   return range_text("any >= 1", {1, 2, 7, 16, 64, 100, 128, 1000, std::numeric_limits<std::int32_t>::max()}, {0, -1},
-                    [](std::int32_t value) { return taken({.heads = 1, .page_size = value}); });
+                    [&](std::int32_t value) { return column.takes({.heads = 1, .page_size = value}); });
 }
 
-std::string widths() {
+std::string widths(const Column& column) {
   List list;
-  list.add(taken({.heads = 1, .latent = 512, .rope = 64}), "512/64");
-  list.add(taken({.heads = 1, .latent = 256, .rope = 64}), "256/64");
-  const auto both = [](std::int32_t width) {
-    return taken({.heads = 1, .latent = width}) && taken({.heads = 1, .rope = width});
+  list.add(column.takes({.heads = 1, .latent = 512, .rope = 64}), "512/64");
+  list.add(column.takes({.heads = 1, .latent = 256, .rope = 64}), "256/64");
+  const auto both = [&](std::int32_t width) {
+    return column.takes({.heads = 1, .latent = width}) && column.takes({.heads = 1, .rope = width});
   };
-  list.add(true, range_text("other multiples of 16", {16, 32, 48, 128, 192, 384, 1024}, {0, 8, 24, 100, 577}, both));
+  const std::string others =
+      range_text("other multiples of 16", {16, 32, 48, 128, 192, 384, 1024}, {0, 8, 24, 100, 577}, both);
+  list.add(others != "no", others);
   return list.text();
 }
 
-std::string masks() {
+std::string masks(const Column& column) {
   List list;
-  for (Mask mask : {Mask::causal, Mask::none}) list.add(taken({.heads = 1, .mask = mask}), mask_name(mask));
+  for (Mask mask : {Mask::causal, Mask::none}) list.add(column.takes({.heads = 1, .mask = mask}), mask_name(mask));
   // A step of one request with two tokens, of which its only query token sees one.
   const std::array<std::int32_t, 1> seq_lens = {2}, visible = {1};
   const std::array<std::int32_t, 2> query_start = {0, 1};
@@ -96,12 +111,12 @@ std::string masks() {
   return list.text();
 }
 
-std::string policies() {
+std::string policies(const Column& column) {
   List list;
-  for (const Policy& policy : {Policy::balanced(), Policy::uniform(4), Policy::batch_invariant(256)}) {
-    const PlanConfig config{.policy = policy, .limits = {.max_requests = 1, .max_kv_tokens = 1024}};
-    list.add(plan_sizes(config).ok(), policy_name(policy.kind));
-  }
+  const std::string_view backend = column.place == Place::host ? "cpu" : "cuda";
+  for (const Policy& policy : {Policy::balanced(), Policy::uniform(4), Policy::batch_invariant(256)})
+    list.add(choose_for({.backend = backend}, usual(), {.max_requests = 1, .max_kv_tokens = 1024}, policy).ok(),
+             policy_name(policy.kind));
   return list.text();
 }
 
@@ -112,10 +127,10 @@ struct TinyStep {
   std::array<std::int32_t, 2> query_start = {0, 2};
   std::array<std::int32_t, 1> page_ids = {0};
   std::array<std::int32_t, 2> page_indptr = {0, 1};
-  std::array<float, 2 * 2 * 32> memory{};
+  alignas(16) std::array<float, 2 * 2 * 32> memory{};
 
-  PlannedStep step() const {
-    return {.problem = problem, .seq_lens = seq_lens, .query_start = query_start, .visible = {}};
+  PlannedStep step(const Column& column) const {
+    return {.problem = problem, .seq_lens = seq_lens, .query_start = query_start, .visible = {}, .place = column.place};
   }
   // [2, 2, width], head-major: the transposed view that an absorbed projection leaves behind.
   TensorView transposed(std::int64_t width) {
@@ -125,19 +140,19 @@ struct TinyStep {
   }
 };
 
-std::string query_layouts() {
+std::string query_layouts(const Column& column) {
   TinyStep tiny;
   List list;
   DecodeArgs whole, pair;
   whole.q = tiny.transposed(32);
   pair.q_nope = tiny.transposed(16);
   pair.q_pe = tiny.transposed(16);
-  list.add(validate_query(tiny.step(), whole).ok(), "one tensor");
-  list.add(validate_query(tiny.step(), pair).ok(), "q_nope + q_pe (free strides)");
+  list.add(validate_query(tiny.step(column), whole).ok(), "one tensor");
+  list.add(validate_query(tiny.step(column), pair).ok(), "q_nope + q_pe (free strides)");
   return list.text();
 }
 
-std::string page_lists() {
+std::string page_lists(const Column& column) {
   TinyStep tiny;
   List list;
   PageTable table, csr;
@@ -146,24 +161,24 @@ std::string page_lists() {
   table.max_pages = 1;
   csr.page_indptr = tiny.page_indptr;
   csr.page_indices = tiny.page_ids;
-  list.add(validate_pages(tiny.step(), table, 1).ok(), "block table (free row stride)");
-  list.add(validate_pages(tiny.step(), csr, 1).ok(), "CSR");
+  list.add(validate_pages(tiny.step(column), table, 1).ok(), "block table (free row stride)");
+  list.add(validate_pages(tiny.step(column), csr, 1).ok(), "CSR");
   return list.text();
 }
 
-std::string log_sum_exps() {
+std::string log_sum_exps(const Column& column) {
   TinyStep tiny;
   List list;
   const TensorView out = tiny.transposed(16);
   TensorView lse = dense(tiny.memory.data(), Dtype::f32, {2, 2});
   lse.stride = {1, 2};
-  list.add(validate_outputs(tiny.step(), out, {}).ok(), "optional");
-  list.add(validate_outputs(tiny.step(), out, lse).ok(), "f32 (free strides)");
+  list.add(validate_outputs(tiny.step(column), out, {}).ok(), "optional");
+  list.add(validate_outputs(tiny.step(column), out, lse).ok(), "f32 (free strides)");
   return list.text();
 }
 
-std::string cache_writes() {
-  alignas(4) std::array<std::byte, 4 * 1024> memory{};
+std::string cache_writes(const Column& column) {
+  alignas(16) std::array<std::byte, 4 * 1024> memory{};
   List list;
   for (KvFormat format : kFormats) {
     WriteKvArgs args;
@@ -173,18 +188,19 @@ std::string cache_writes() {
     args.format = format;
     const std::array<std::int64_t, 1> slots = {0};
     args.slot_mapping = slots;
-    list.add(validate_write_kv_args(args).ok(), kv_format_name(format));
+    list.add(validate_write_kv_args(args, column.place).ok(), kv_format_name(format));
   }
   return list.text();
 }
 
-std::string merges() {
-  std::array<float, 16> memory{};
+std::string merges(const Column& column) {
+  alignas(16) std::array<float, 16> memory{};
   List list;
   for (Dtype dtype : kDtypes) {
     const Partial part{dense(static_cast<const void*>(memory.data()), dtype, {1, 1, 16}),
                        dense(static_cast<const void*>(memory.data()), Dtype::f32, {1, 1})};
-    list.add(validate_merge_args({&part, 1}, dense(memory.data(), dtype, {1, 1, 16}), {}).ok(), dtype_name(dtype));
+    list.add(validate_merge_args({&part, 1}, dense(memory.data(), dtype, {1, 1, 16}), {}, column.place).ok(),
+             dtype_name(dtype));
   }
   return list.text();
 }
@@ -193,23 +209,23 @@ std::string merges() {
 }  // namespace backend
 
 std::vector<SupportRow> support_table() {
+  const backend::Column cpu{backend::Place::host}, cuda{backend::Place::device};
   std::vector<SupportRow> rows;
-  const auto add = [&](std::string feature, std::string cpu) {
-    rows.push_back({std::move(feature), std::move(cpu), "later"});
-  };
+  const auto add = [&](std::string feature, auto ask) { rows.push_back({std::move(feature), ask(cpu), ask(cuda)}); };
   for (KvFormat format : backend::kFormats)
-    add(std::string("decode, ") + kv_format_name(format) + " cache: query dtypes", backend::query_dtypes(format));
-  add("output dtypes", backend::output_dtypes());
-  add("query heads", backend::heads());
-  add("latent/rope widths", backend::widths());
-  add("page sizes", backend::page_sizes());
-  add("page lists", backend::page_lists());
-  add("query layouts", backend::query_layouts());
-  add("masks", backend::masks());
-  add("LSE", backend::log_sum_exps());
-  add("planning policies", backend::policies());
-  add("merge dtypes", backend::merges());
-  add("write_kv formats", backend::cache_writes());
+    add(std::string("decode, ") + kv_format_name(format) + " cache: query dtypes",
+        [&](const backend::Column& column) { return backend::query_dtypes(column, format); });
+  add("output dtypes", backend::output_dtypes);
+  add("query heads", backend::heads);
+  add("latent/rope widths", backend::widths);
+  add("page sizes", backend::page_sizes);
+  add("page lists", backend::page_lists);
+  add("query layouts", backend::query_layouts);
+  add("masks", backend::masks);
+  add("LSE", backend::log_sum_exps);
+  add("planning policies", backend::policies);
+  add("merge dtypes", backend::merges);
+  add("write_kv formats", backend::cache_writes);
   return rows;
 }
 

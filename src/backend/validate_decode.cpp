@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -19,27 +20,39 @@ Status check_workspace(const PlannedStep& step, std::span<std::byte> workspace) 
     return missing("workspace",
                    text(step.workspace_bytes) + " bytes, as the builder was made with own_workspace = false");
   }
+  return validate_workspace(workspace, step.workspace_bytes);
+}
+
+}  // namespace
+
+Status validate_workspace(std::span<std::byte> workspace, std::size_t bytes) {
   if (workspace.data() == nullptr) return missing("workspace", "a pointer", "null");
-  if (workspace.size() < step.workspace_bytes)
-    return invalid("workspace", ">= " + text(step.workspace_bytes) + " bytes", text(workspace.size()));
+  if (workspace.size() < bytes) return invalid("workspace", ">= " + text(bytes) + " bytes", text(workspace.size()));
   if (reinterpret_cast<std::uintptr_t>(workspace.data()) % kWorkspaceAlignment != 0)
     return invalid("workspace", "an address that is a multiple of 64", "a misaligned one");
   return {};
 }
 
-}  // namespace
-
-Status validate_cache(const DecodeProblem& problem, const ConstTensorView& cache) {
+Status validate_cache(const DecodeProblem& problem, const ConstTensorView& cache, Place place) {
   // fp8 caches are handed around as bytes by most frameworks.
   const bool bytes = dtype_bytes(kv_element_dtype(problem.kv_format)) == 1;
-  return check_view(
-      cache, {.field = "kv_cache",
-              .rank = 3,
-              .shape = {0, problem.page_size, kv_token_elements(problem.kv_format, problem.latent, problem.rope)},
-              .dtypes = bytes ? dtype_bit(Dtype::fp8_e4m3) | dtype_bit(Dtype::u8)
-                              : dtype_bit(kv_element_dtype(problem.kv_format)),
-              // The scales within a token are floats, read in place.
-              .align_bytes = problem.kv_format == KvFormat::fp8_ds_mla ? 4 : 1});
+  const std::int64_t width = kv_token_elements(problem.kv_format, problem.latent, problem.rope);
+  // On the host, the scales within a token are floats, read in place.
+  const std::int64_t host_alignment = problem.kv_format == KvFormat::fp8_ds_mla ? 4 : 1;
+  LATTE_RETURN_IF_ERROR(check_view(cache, {.field = "kv_cache",
+                                           .rank = 3,
+                                           .shape = {0, problem.page_size, width},
+                                           .dtypes = bytes ? dtype_bit(Dtype::fp8_e4m3) | dtype_bit(Dtype::u8)
+                                                           : dtype_bit(kv_element_dtype(problem.kv_format)),
+                                           .align_bytes = std::max(host_alignment, required_alignment(place))}));
+  if (place == Place::host) return {};
+  if (cache.shape[0] == 0) return invalid("kv_cache", "at least one page", "none");
+  // The copy engine walks forward only.
+  for (std::size_t axis = 0; axis < 2; ++axis)
+    if (cache.shape[axis] > 1 && cache.stride[axis] < width)
+      return invalid("kv_cache", "strides of at least a token's " + text(width) + " elements",
+                     "strides " + shape_text({cache.stride.data(), 2}));
+  return {};
 }
 
 Status validate_query(const PlannedStep& step, const DecodeArgs& args) {
@@ -51,7 +64,8 @@ Status validate_query(const PlannedStep& step, const DecodeArgs& args) {
     return check_view(view, {.field = field,
                              .rank = 3,
                              .shape = {step.query_tokens(), problem.heads, width},
-                             .dtypes = dtype_bit(problem.q_dtype)});
+                             .dtypes = dtype_bit(problem.q_dtype),
+                             .align_bytes = required_alignment(step.place)});
   };
   if (!pair) return check(args.q, "q", std::int64_t{problem.latent} + problem.rope);
   LATTE_RETURN_IF_ERROR(check(args.q_nope, "q_nope", problem.latent));
@@ -64,7 +78,8 @@ Status validate_outputs(const PlannedStep& step, const TensorView& out, const Te
   LATTE_RETURN_IF_ERROR(check_view(out, {.field = "out",
                                          .rank = 3,
                                          .shape = {tokens, problem.heads, problem.latent},
-                                         .dtypes = dtype_bit(problem.out_dtype)}));
+                                         .dtypes = dtype_bit(problem.out_dtype),
+                                         .align_bytes = required_alignment(step.place)}));
   LATTE_RETURN_IF_ERROR(check_disjoint(out, "out", tokens, problem.latent));
   if (!given(lse)) return {};
   LATTE_RETURN_IF_ERROR(check_view(lse, {.field = "lse",
@@ -83,8 +98,13 @@ Status validate_kv_scale(KvFormat format, float kv_scale) {
   return {};
 }
 
-Status validate_scales(const DecodeProblem& problem, const DecodeArgs& args) {
+Status validate_scales(const PlannedStep& step, const DecodeArgs& args) {
+  const DecodeProblem& problem = step.problem;
   LATTE_RETURN_IF_ERROR(check_scale("scale", args.scale));
+  // What lies behind a device's address cannot be looked at, and only fp8 has a use for it.
+  if (step.place == Place::device && (args.q_scale_ptr != nullptr || args.kv_scale_ptr != nullptr))
+    return unsupported(args.q_scale_ptr != nullptr ? "q_scale_ptr" : "kv_scale_ptr",
+                       "null: scales by address come with fp8 caches", "an address");
   const float q_scale = args.q_scale_ptr ? *args.q_scale_ptr : args.q_scale;
   const float kv_scale = args.kv_scale_ptr ? *args.kv_scale_ptr : args.kv_scale;
   LATTE_RETURN_IF_ERROR(check_scale("q_scale", q_scale));
@@ -98,10 +118,11 @@ Status validate_scales(const DecodeProblem& problem, const DecodeArgs& args) {
 }
 
 Status validate_decode_args(const PlannedStep& step, const DecodeArgs& args) {
+  LATTE_RETURN_IF_ERROR(validate_stream(step.place, args.stream));
   LATTE_RETURN_IF_ERROR(validate_query(step, args));
-  LATTE_RETURN_IF_ERROR(validate_cache(step.problem, args.kv_cache));
+  LATTE_RETURN_IF_ERROR(validate_cache(step.problem, args.kv_cache, step.place));
   LATTE_RETURN_IF_ERROR(validate_outputs(step, args.out, args.lse));
-  LATTE_RETURN_IF_ERROR(validate_scales(step.problem, args));
+  LATTE_RETURN_IF_ERROR(validate_scales(step, args));
   LATTE_RETURN_IF_ERROR(check_workspace(step, args.workspace));
   // Last, as it is the only check whose cost grows with the step.
   return validate_pages(step, args.pages, args.kv_cache.shape[0]);

@@ -25,10 +25,13 @@ Status in_part(const Status& status, std::size_t index, const char* name) {
   return {status.code(), part_field(index, name), status.expected(), status.got()};
 }
 
-Status check_partial(const Partial& part, std::size_t index, const ConstTensorView& out, const ConstTensorView& lse) {
-  Status status = check_view(
-      part.out,
-      {.rank = 3, .shape = {out.shape[0], out.shape[1], out.shape[2]}, .exact_first = true, .dtypes = kFloatDtypes});
+Status check_partial(const Partial& part, std::size_t index, const ConstTensorView& out, const ConstTensorView& lse,
+                     Place place) {
+  Status status = check_view(part.out, {.rank = 3,
+                                        .shape = {out.shape[0], out.shape[1], out.shape[2]},
+                                        .exact_first = true,
+                                        .dtypes = kFloatDtypes,
+                                        .align_bytes = required_alignment(place)});
   if (!status.ok()) return in_part(status, index, "out");
   status = check_view(part.lse, {.rank = 2,
                                  .shape = {out.shape[0], out.shape[1]},
@@ -45,10 +48,11 @@ Status check_partial(const Partial& part, std::size_t index, const ConstTensorVi
   return {};
 }
 
-Status check_slots(std::span<const std::int64_t> slots, std::int64_t tokens, std::int64_t capacity) {
+Status check_slots(std::span<const std::int64_t> slots, std::int64_t tokens, std::int64_t capacity, Place place) {
   const auto count = static_cast<std::int64_t>(slots.size());
   if (count != tokens) return invalid("slot_mapping", text(tokens) + " entries, as kv_c has", text(count));
   if (count > 0 && slots.data() == nullptr) return missing("slot_mapping", "a pointer", "null");
+  if (place == Place::device) return {};
   for (std::size_t i = 0; i < slots.size(); ++i)
     if (slots[i] >= capacity)
       return invalid("slot_mapping", "slots below " + text(capacity), text(slots[i]) + " at [" + text(i) + "]");
@@ -57,11 +61,15 @@ Status check_slots(std::span<const std::int64_t> slots, std::int64_t tokens, std
 
 }  // namespace
 
-Status validate_merge_args(std::span<const Partial> partials, const TensorView& out, const TensorView& lse) {
+Status validate_merge_args(std::span<const Partial> partials, const TensorView& out, const TensorView& lse,
+                           Place place) {
   if (partials.empty()) return missing("partials", "at least one");
   if (partials.data() == nullptr) return missing("partials", "a pointer", "null");
-  LATTE_RETURN_IF_ERROR(
-      check_view(out, {.field = "out", .rank = 3, .shape = {0, out.shape[1], out.shape[2]}, .dtypes = kFloatDtypes}));
+  LATTE_RETURN_IF_ERROR(check_view(out, {.field = "out",
+                                         .rank = 3,
+                                         .shape = {0, out.shape[1], out.shape[2]},
+                                         .dtypes = kFloatDtypes,
+                                         .align_bytes = required_alignment(place)}));
   for (std::size_t axis = 1; axis < 3; ++axis)
     if (out.shape[axis] < 1 || !fits_int32(out.shape[axis]))
       return invalid("out", "at least one head and one value", shape_text({out.shape.data(), 3}));
@@ -77,21 +85,25 @@ Status validate_merge_args(std::span<const Partial> partials, const TensorView& 
     LATTE_RETURN_IF_ERROR(check_disjoint(lse, "lse", out.shape[0], 1));
   }
   for (std::size_t index = 0; index < partials.size(); ++index)
-    LATTE_RETURN_IF_ERROR(check_partial(partials[index], index, out, lse));
+    LATTE_RETURN_IF_ERROR(check_partial(partials[index], index, out, lse, place));
   return {};
 }
 
-Status validate_write_kv_args(const WriteKvArgs& args) {
+Status validate_write_kv_args(const WriteKvArgs& args, Place place) {
   const ConstTensorView& kv_c = args.kv_c;
   const ConstTensorView& k_pe = args.k_pe;
   const TensorView& cache = args.kv_cache;
-  LATTE_RETURN_IF_ERROR(
-      check_view(kv_c, {.field = "kv_c", .rank = 2, .shape = {0, kv_c.shape[1]}, .dtypes = kFloatDtypes}));
+  LATTE_RETURN_IF_ERROR(check_view(kv_c, {.field = "kv_c",
+                                          .rank = 2,
+                                          .shape = {0, kv_c.shape[1]},
+                                          .dtypes = kFloatDtypes,
+                                          .align_bytes = required_alignment(place)}));
   LATTE_RETURN_IF_ERROR(check_view(k_pe, {.field = "k_pe",
                                           .rank = 2,
                                           .shape = {kv_c.shape[0], k_pe.shape[1]},
                                           .exact_first = true,
-                                          .dtypes = dtype_bit(kv_c.dtype)}));
+                                          .dtypes = dtype_bit(kv_c.dtype),
+                                          .align_bytes = required_alignment(place)}));
   if (!fits_int32(kv_c.shape[1])) return invalid("kv_c", "a 32-bit width", text(kv_c.shape[1]));
   if (!fits_int32(k_pe.shape[1])) return invalid("k_pe", "a 32-bit width", text(k_pe.shape[1]));
   if (cache.rank == 3 && (cache.shape[1] < 1 || !fits_int32(cache.shape[1])))
@@ -102,12 +114,12 @@ Status validate_write_kv_args(const WriteKvArgs& args) {
                               .kv_format = args.format,
                               .page_size = cache.rank == 3 ? static_cast<std::int32_t>(cache.shape[1]) : 1};
   LATTE_RETURN_IF_ERROR(validate_problem(problem));
-  LATTE_RETURN_IF_ERROR(validate_cache(problem, cache));
+  LATTE_RETURN_IF_ERROR(validate_cache(problem, cache, place));
   LATTE_RETURN_IF_ERROR(check_disjoint(cache, "kv_cache", cache.shape[0], cache.shape[2]));
   LATTE_RETURN_IF_ERROR(validate_kv_scale(args.format, args.kv_scale));
   std::int64_t capacity = 0;
   if (!checked_mul(cache.shape[0], cache.shape[1], capacity)) capacity = std::numeric_limits<std::int64_t>::max();
-  return check_slots(args.slot_mapping, kv_c.shape[0], capacity);
+  return check_slots(args.slot_mapping, kv_c.shape[0], capacity, place);
 }
 
 }  // namespace latte::backend

@@ -1,4 +1,5 @@
 // Page lists. On the CPU they are host memory, so every id that will be followed is looked at: O(pages of the step).
+// Those of a device are not read; kernels clamp what they find there, and check it when validation is switched on.
 #include <algorithm>
 #include <string>
 
@@ -86,14 +87,47 @@ Status check_page_lists(const PlannedStep& step, const PageTable& pages, std::in
   return {};
 }
 
+// The longest request that the host knows about must fit a row of the table.
+Status check_device_block_table(const PlannedStep& step, const PageTable& pages) {
+  if (pages.max_pages < 0) return invalid("pages.max_pages", ">= 0", text(pages.max_pages));
+  std::int64_t reach = 0;
+  if (!checked_mul(pages.block_table_stride, step.requests() * static_cast<std::int64_t>(sizeof(std::int32_t)), reach))
+    return invalid("pages.block_table_stride", "a stride whose offsets fit 64 bits", text(pages.block_table_stride));
+  for (std::size_t b = 0; b < step.seq_lens.size(); ++b)
+    if (const std::int64_t needed = pages_needed(step, b); needed > pages.max_pages)
+      return invalid("pages.max_pages", ">= " + text(needed) + ", which request " + text(b) + " needs",
+                     text(pages.max_pages));
+  if (pages.block_table == nullptr) return missing("pages.block_table", "a pointer", "null");
+  return {};
+}
+
+Status check_device_page_lists(const PlannedStep& step, const PageTable& pages) {
+  const char* field = "pages.page_indptr";
+  const auto entries = static_cast<std::int64_t>(pages.page_indptr.size());
+  if (entries != step.requests() + 1)
+    return entries == 0 ? missing(field, "B + 1 entries beside page_indices")
+                        : invalid(field, text(step.requests() + 1) + " entries", text(entries));
+  if (pages.page_indptr.data() == nullptr) return missing(field, "a pointer", "null");
+  if (!pages.page_indices.empty() && pages.page_indices.data() == nullptr)
+    return missing("pages.page_indices", "a pointer", "null");
+  std::int64_t needed = 0;
+  for (std::size_t b = 0; b < step.seq_lens.size(); ++b) needed += pages_needed(step, b);
+  if (needed > static_cast<std::int64_t>(pages.page_indices.size()))
+    return invalid("pages.page_indices", ">= " + text(needed) + " entries, which the step's requests need",
+                   text(pages.page_indices.size()));
+  return {};
+}
+
 }  // namespace
 
 Status validate_pages(const PlannedStep& step, const PageTable& pages, std::int64_t page_count) {
   const bool table = pages.block_table != nullptr || pages.max_pages != 0;
   const bool lists = !pages.page_indptr.empty() || !pages.page_indices.empty();
   if (table && lists) return invalid("pages", "a block table or page lists", "both");
-  if (lists) return check_page_lists(step, pages, page_count);
-  if (table) return check_block_table(step, pages, page_count);
+  const bool device = step.place == Place::device;
+  if (lists) return device ? check_device_page_lists(step, pages) : check_page_lists(step, pages, page_count);
+  if (table) return device ? check_device_block_table(step, pages) : check_block_table(step, pages, page_count);
+  if (step.planned_on_device) return missing("pages", "a block table or page lists");
   // A step that reads no token needs no page list; a table of zero columns has no address.
   for (std::size_t b = 0; b < step.seq_lens.size(); ++b)
     if (pages_needed(step, b) > 0) return missing("pages", "a block table or page lists");

@@ -81,4 +81,22 @@ Status validate_lengths(const StepLengths& lengths) {
   return {};
 }
 
+Status validate_device_lengths(const DeviceLengths& lengths, const Limits& resolved_limits) {
+  const auto check_count = [](const char* field, std::int32_t count, std::int32_t limit) -> Status {
+    if (count < 0) return invalid(field, ">= 0", text(count));
+    if (count <= limit) return {};
+    return {Code::out_of_limits, field, "at most the limit of " + text(limit), text(count)};
+  };
+  LATTE_RETURN_IF_ERROR(check_count("requests", lengths.requests, resolved_limits.max_requests));
+  LATTE_RETURN_IF_ERROR(check_count("query_tokens", lengths.query_tokens, resolved_limits.max_total_query_tokens));
+  if (lengths.query_start == nullptr) return missing("query_start", "a pointer", "null");
+  if (lengths.requests > 0 && lengths.seq_lens == nullptr) return missing("seq_lens", "a pointer", "null");
+  return {};
+}
+
+Status validate_stream(Place place, Stream stream) {
+  if (place == Place::device || stream == nullptr) return {};
+  return invalid("stream", "null, as the cpu backend has no streams", "one");
+}
+
 }  // namespace latte::backend

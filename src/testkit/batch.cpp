@@ -66,7 +66,7 @@ DecodeBatch::DecodeBatch(const DecodeCase& description, Fill fill) : case_(descr
   make_cache(rng, fill);
   make_query(rng, fill);
   const std::int64_t live = query_start_.back();
-  out_ = GuardedTensor(case_.out_layout, rows_, live, case_.heads, case_.latent, case_.out_dtype);
+  out_ = GuardedTensor(case_.out_layout, rows_, live, case_.heads, case_.latent, case_.out_dtype, case_.align_bytes);
   if (case_.with_lse) lse_ = GuardedTensor(case_.lse_layout, rows_, live, case_.heads, 1, Dtype::f32);
   scales_ = Buffer(2 * sizeof(float));
   store(Dtype::f32, case_.q_scale, scales_.data());
@@ -106,7 +106,8 @@ void DecodeBatch::make_cache(Rng& rng, Fill fill) {
   const std::int64_t width = kv_token_elements(case_.kv_format, case_.latent, case_.rope);
   // The bytes of fp8_ds_mla hold floats, so its tokens keep an alignment of 16; the others need none.
   const bool ds_mla = case_.kv_format == KvFormat::fp8_ds_mla;
-  const std::int64_t gap = case_.cache_layout == Layout::gapped ? (ds_mla ? 16 : 3) : 0;
+  const std::int64_t odd_gap = ds_mla ? 16 : case_.align_bytes > 1 ? case_.align_bytes / bytes_of(dtype) : 3;
+  const std::int64_t gap = case_.cache_layout == Layout::gapped ? odd_gap : 0;
   const std::int64_t token_stride = width + gap;
   const std::int64_t page_stride = case_.page_size * token_stride + 2 * gap;
   const std::int64_t extent = (pages_.count - 1) * page_stride + (case_.page_size - 1) * token_stride + width;
@@ -169,7 +170,8 @@ void DecodeBatch::make_query(Rng& rng, Fill fill) {
   };
   if (case_.query_form == QueryForm::joined) {
     const Layout layout = case_.out_layout == Layout::gapped ? Layout::gapped : Layout::dense;
-    make(RowLayout::make(layout, rows_, case_.heads, case_.latent + case_.rope), 0, q_, q_view_);
+    const std::int64_t align = std::max<std::int64_t>(1, case_.align_bytes / item);
+    make(RowLayout::make(layout, rows_, case_.heads, case_.latent + case_.rope, align), 0, q_, q_view_);
     return;
   }
   make(RowLayout::make(Layout::transposed, rows_, case_.heads, case_.latent), 0, q_nope_, q_nope_view_);

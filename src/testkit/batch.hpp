@@ -36,6 +36,9 @@ class DecodeBatch {
   std::vector<std::byte> result_bits(std::int32_t request) const;
   const GuardedTensor& out() const { return out_; }
   const GuardedTensor& lse() const { return lse_; }
+  // Everything args() points into, for copies elsewhere.
+  std::vector<Buffer> input_memory() const { return {cache_, table_, indptr_, q_, q_nope_, q_pe_, scales_}; }
+  std::vector<Buffer> output_memory() const { return {out_.memory(), lse_.memory()}; }
 
  private:
   struct Pages {

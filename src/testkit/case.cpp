@@ -124,7 +124,8 @@ std::string DecodeCase::name() const {
        << " q_form=" << (query_form == QueryForm::split ? "split" : "joined")
        << " pages=" << (page_form == PageForm::csr ? "csr" : "table") << " cache=" << layout_name(cache_layout)
        << " out_layout=" << layout_name(out_layout) << " lse=" << (with_lse ? layout_name(lse_layout) : "none")
-       << (scale_pointers ? " scale_pointers" : "") << " scale=" << softmax_scale();
+       << (align_bytes > 1 ? " align=" + std::to_string(align_bytes) : "") << (scale_pointers ? " scale_pointers" : "")
+       << " scale=" << softmax_scale();
   if (kv_format == KvFormat::fp8_e4m3) text << " kv_scale=" << kv_scale;
   if (q_dtype == Dtype::fp8_e4m3) text << " q_scale=" << q_scale;
   text << " seed=" << seed;

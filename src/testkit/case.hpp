@@ -24,7 +24,7 @@ enum class QueryForm : std::uint8_t {
 enum class PageForm : std::uint8_t { block_table, csr };
 enum class Layout : std::uint8_t {
   dense,
-  gapped,      // odd gaps between rows and spare rows at the end, none of which may be touched
+  gapped,      // gaps between rows and spare rows at the end, none of which may be touched
   transposed,  // heads outermost in memory
 };
 // Where a query token's bound comes from.
@@ -56,10 +56,11 @@ struct DecodeCase {
   Layout out_layout = Layout::dense;
   bool with_lse = true;
   Layout lse_layout = Layout::dense;
-  bool scale_pointers = false;  // fp8 scales by address instead of by value
-  float scale = 0;              // 0 = 1 / sqrt(latent + rope)
-  float q_scale = 0.75f;        // fp8 q only
-  float kv_scale = 0.375f;      // fp8_e4m3 cache only
+  std::int32_t align_bytes = 1;  // strides of gapped tensors are multiples of this; 1 = odd ones
+  bool scale_pointers = false;   // fp8 scales by address instead of by value
+  float scale = 0;               // 0 = 1 / sqrt(latent + rope)
+  float q_scale = 0.75f;         // fp8 q only
+  float kv_scale = 0.375f;       // fp8_e4m3 cache only
   std::uint64_t seed = 1;
   std::uint64_t page_seed = 0;  // another one puts the same tokens into other pages
 

@@ -1,6 +1,36 @@
 #include "testkit/run_case.hpp"
 
+#include "testkit/device_batch.hpp"
+
 namespace latte::testkit {
+namespace {
+
+Status run_on_host(MetadataBuilder& builder, DecodeBatch& batch) {
+  const auto metadata = builder.build(0, batch.lengths());
+  if (!metadata) return metadata.status();
+  return decode(*metadata, batch.args());
+}
+
+Status run_on_device(const Backend& backend, MetadataBuilder& builder, DecodeBatch& batch) {
+  const auto stream = OwnedStream::create(backend);
+  if (!stream) return stream.status();
+  const auto copy = DeviceBatch::upload(backend, batch);
+  if (!copy) return copy.status();
+  const auto metadata = builder.build(0, batch.lengths(), stream->get());
+  if (!metadata) return metadata.status();
+  DecodeArgs args = copy->args();
+  args.stream = stream->get();
+  if (const Status status = decode(*metadata, args); !status) return status;
+  if (const Status status = backend.synchronize(stream->get()); !status) return status;
+  return copy->download_outputs(batch);
+}
+
+}  // namespace
+
+DecodeCase for_backend(const Backend& backend, DecodeCase description) {
+  if (backend.on_device()) description.align_bytes = 16;
+  return description;
+}
 
 Result<CaseReport> run_case(const Backend& backend, PreparedCase& prepared, const BuilderOptions& options,
                             const Limits& limits) {
@@ -8,12 +38,11 @@ Result<CaseReport> run_case(const Backend& backend, PreparedCase& prepared, cons
   prepared.batch.poison_outputs();
   auto builder = MetadataBuilder::create(backend, description.problem(), limits, options);
   if (!builder) return builder.status();
-  const auto metadata = builder->build(0, prepared.batch.lengths());
-  if (!metadata) return metadata.status();
-  const DecodeArgs args = prepared.batch.args();
-  const Status status = decode(*metadata, args);
+  const Status status =
+      backend.on_device() ? run_on_device(backend, *builder, prepared.batch) : run_on_host(*builder, prepared.batch);
   if (!status) return status;
 
+  const DecodeArgs args = prepared.batch.args();
   CaseReport report{
       .name = description.name(),
       .kernel = builder->kernel(),
@@ -30,7 +59,7 @@ Result<CaseReport> run_case(const Backend& backend, PreparedCase& prepared, cons
 }
 
 Result<CaseReport> run_case(const Backend& backend, const DecodeCase& description, const BuilderOptions& options) {
-  PreparedCase prepared(description);
+  PreparedCase prepared(for_backend(backend, description));
   return run_case(backend, prepared, options);
 }
 

@@ -32,7 +32,11 @@ struct CaseReport {
   std::string message() const { return "[" + kernel + "] " + name + ": " + comparison.message; }
 };
 
-// Builds the plan, runs decode once into poisoned outputs and compares. A Status means that the library refused.
+// The case as this backend takes it: a device wants aligned strides.
+DecodeCase for_backend(const Backend& backend, DecodeCase description);
+
+// Builds the plan, runs decode once into poisoned outputs and compares. A Status means that the library refused. On a
+// device the tensors are copied there and back.
 Result<CaseReport> run_case(const Backend& backend, PreparedCase& prepared, const BuilderOptions& options,
                             const Limits& limits);
 Result<CaseReport> run_case(const Backend& backend, PreparedCase& prepared, const BuilderOptions& options = {});

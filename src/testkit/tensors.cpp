@@ -19,7 +19,9 @@ std::byte guard_pattern(std::size_t offset) { return static_cast<std::byte>(0x5a
 
 }  // namespace
 
-RowLayout RowLayout::make(Layout layout, std::int64_t tokens, std::int64_t heads, std::int64_t width) {
+RowLayout RowLayout::make(Layout layout, std::int64_t tokens, std::int64_t heads, std::int64_t width,
+                          std::int64_t align) {
+  const auto aligned = [&](std::int64_t stride) { return (stride + align - 1) / align * align; };
   RowLayout rows{.tokens = tokens, .heads = heads, .width = width};
   switch (layout) {
     case Layout::dense:
@@ -27,8 +29,8 @@ RowLayout RowLayout::make(Layout layout, std::int64_t tokens, std::int64_t heads
       rows.token_stride = heads * width;
       break;
     case Layout::gapped:
-      rows.head_stride = width + 3;
-      rows.token_stride = heads * rows.head_stride + 5;
+      rows.head_stride = aligned(width + 3);
+      rows.token_stride = aligned(heads * rows.head_stride + 5);
       break;
     case Layout::transposed:
       rows.token_stride = width;
@@ -72,8 +74,8 @@ void ValuePool::copy_row(std::int64_t count, std::byte* to, Rng& rng) const {
 }
 
 GuardedTensor::GuardedTensor(Layout layout, std::int64_t tokens, std::int64_t live_tokens, std::int64_t heads,
-                             std::int64_t width, Dtype dtype)
-    : layout_(RowLayout::make(layout, tokens, heads, width)),
+                             std::int64_t width, Dtype dtype, std::int64_t align_bytes)
+    : layout_(RowLayout::make(layout, tokens, heads, width, std::max<std::int64_t>(1, align_bytes / bytes_of(dtype)))),
       live_tokens_(live_tokens),
       memory_(static_cast<std::size_t>(layout_.extent() * bytes_of(dtype) + 2 * kGuardBytes)) {
   view_ = layout_.view(memory_.data() + kGuardBytes, dtype);

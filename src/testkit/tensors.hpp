@@ -24,7 +24,9 @@ struct RowLayout {
   std::int64_t tokens = 0, heads = 0, width = 0;
   std::int64_t token_stride = 0, head_stride = 0;
 
-  static RowLayout make(Layout layout, std::int64_t tokens, std::int64_t heads, std::int64_t width);
+  // Gaps make strides multiples of `align` elements.
+  static RowLayout make(Layout layout, std::int64_t tokens, std::int64_t heads, std::int64_t width,
+                        std::int64_t align = 1);
   // Elements from the first to behind the last.
   std::int64_t extent() const;
   TensorView view(std::byte* data, Dtype dtype) const;
@@ -51,7 +53,7 @@ class GuardedTensor {
  public:
   GuardedTensor() = default;
   GuardedTensor(Layout layout, std::int64_t tokens, std::int64_t live_tokens, std::int64_t heads, std::int64_t width,
-                Dtype dtype);
+                Dtype dtype, std::int64_t align_bytes = 1);
 
   void poison();
   // Where the pattern was damaged, if it was.
@@ -60,6 +62,8 @@ class GuardedTensor {
   const TensorView& view() const { return view_; }
   const std::byte* row(std::int64_t token, std::int64_t head) const;
   std::int64_t row_bytes() const;
+  // All of it, guard bands included.
+  const Buffer& memory() const { return memory_; }
 
  private:
   void fill_live(std::byte* base, std::byte value) const;

@@ -509,6 +509,48 @@ static void policies_and_slots(void) {
   teardown(&s);
 }
 
+/* What a caller with a GPU uses, as far as it goes without one. */
+static void streams_and_devices(void) {
+  static step s;
+  static int something;
+  void* stream = &something;
+  latte_backend_options options = LATTE_BACKEND_OPTIONS_INIT;
+  latte_machine_info info = LATTE_MACHINE_INFO_INIT;
+  latte_device_lengths lengths = LATTE_DEVICE_LENGTHS_INIT;
+  latte_metadata metadata = LATTE_METADATA_INIT;
+  latte_backend* backend = NULL;
+  latte_decode_args args;
+  latte_error error = LATTE_ERROR_INIT;
+  latte_code code;
+  if (!setup(&s, LATTE_MASK_CAUSAL)) return;
+  CHECK_CODE(LATTE_OK, latte_backend_info(s.backend, &info, NULL));
+  CHECK(!info.on_device && strcmp(info.device, "") == 0 && strcmp(info.driver, "") == 0);
+  CHECK_CODE(LATTE_OK, latte_backend_synchronize(s.backend, NULL, NULL));
+  CHECK_CODE(LATTE_INVALID_ARGUMENT, latte_backend_synchronize(s.backend, stream, &error));
+  CHECK(strcmp(error.field, "stream") == 0);
+  args = step_args(&s);
+  args.stream = stream;
+  CHECK_CODE(LATTE_INVALID_ARGUMENT, latte_decode(&s.metadata, &args, &error));
+  CHECK(strcmp(error.field, "stream") == 0);
+  CHECK_CODE(LATTE_UNSUPPORTED, latte_builder_build_on_device(s.builder, 0, &lengths, &metadata, NULL));
+  CHECK_CODE(LATTE_MISSING_ARGUMENT, latte_builder_build_on_device(s.builder, 0, NULL, &metadata, NULL));
+  CHECK_CODE(LATTE_MISSING_ARGUMENT, latte_builder_init_workspace(s.builder, NULL, 0, NULL, NULL));
+  CHECK_CODE(LATTE_MISSING_ARGUMENT, latte_builder_init_workspace(NULL, s.out, sizeof s.out, NULL, NULL));
+
+  /* A GPU, or the reason why there is none. */
+  options.name = "cuda";
+  code = latte_backend_open(&options, &backend, &error);
+  if (code == LATTE_OK) {
+    latte_machine_info gpu = LATTE_MACHINE_INFO_INIT;
+    CHECK_CODE(LATTE_OK, latte_backend_info(backend, &gpu, NULL));
+    CHECK(gpu.on_device && strlen(gpu.device) > 0 && strlen(gpu.driver) > 0);
+  } else {
+    CHECK(code == LATTE_UNSUPPORTED && backend == NULL && strlen(error.got) > 0);
+  }
+  CHECK_CODE(LATTE_OK, latte_backend_close(backend, NULL));
+  teardown(&s);
+}
+
 typedef struct named_test {
   const char* name;
   void (*run)(void);
@@ -526,6 +568,7 @@ static const named_test kTests[] = {
     {"struct_versions", struct_versions},
     {"null_arguments", null_arguments},
     {"policies_and_slots", policies_and_slots},
+    {"streams_and_devices", streams_and_devices},
 };
 
 int main(int argc, char** argv) {

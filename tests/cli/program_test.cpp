@@ -57,7 +57,12 @@ TEST(Program, BadUsageAndBadInputExitWithTwoAndSayWhy) {
       {{"bench", "--spec", "q1s1k", "--policy", "fair"}, "--policy"},
       {{"bench", "--spec", "q1s1k", "--kernel", "abacus"}, "kernel"},
       {{"bench", "--spec", "q1s1k", "--op", "prefill"}, "--op"},
-      {{"bench", "--spec", "q1s1k", "--backend", "cuda"}, "cuda"},
+      {{"bench", "--spec", "q1s1k", "--backend", "tpu"}, "tpu"},
+      {{"bench", "--spec", "q1s1k", "--backend", "cuda", "--device", "-3"}, "expected"},
+      {{"bench", "--spec", "q1s1k", "--overlap", "maybe"}, "--overlap"},
+      {{"bench", "--spec", "q1s1k", "--overlap", "on"}, "--overlap"},
+      {{"bench", "--spec", "q1s1k", "--heads", "16", "0"}, "heads"},
+      {{"plan", "--spec", "q1s1k", "--backend", "cuda", "--kv", "fp8"}, "fp8 caches come later"},
       {{"bench", "--spec", "q1s1k", "--model", "deepseek-v3", "--tp", "3"}, "--tp"},
       {{"bench", "--spec", "q1s1k", "--model", "deepseek-v3", "--heads", "8"}, "--model"},
       {{"bench", "--spec", "q1s1k", "--tp", "8"}, "--tp"},
@@ -217,6 +222,39 @@ TEST(Program, ABenchTableHasAHeaderLineWithTheMachine) {
   for (const char* text : {"thread", "latte ", "ceilings for", "time/floor", "2q1s64"})
     EXPECT_NE(run.out.find(text), std::string::npos) << text << "\n" << run.out;
   EXPECT_NE(run.err.find("measuring"), std::string::npos);
+}
+
+TEST(Program, BenchRunsEveryCombinationOfBatchHeadsAndPage) {
+  const ProgramRun run = run_latte(
+      {"bench", "--spec", "2q1s64", "1q2s32", "--heads", "2", "3", "--page", "16", "64", "--repeats", "3", "--json"});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  std::set<std::string> seen;
+  for (const Json& row : json_lines(run.out))
+    seen.insert(row["spec"].get<std::string>() + " " + row["heads"].dump() + " " + row["page"].dump());
+  EXPECT_EQ(seen.size(), 8u) << run.out;
+  EXPECT_TRUE(seen.contains("1q2s32 3 16"));
+}
+
+// A plan for a GPU needs none.
+TEST(Program, PlansForCudaAreShownWithTheKernelAndItsReasons) {
+  const ProgramRun run =
+      run_latte({"plan", "--spec", "64q1s4k", "--heads", "16", "--backend", "cuda", "--workers", "132", "--json"});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const Json plan = Json::parse(run.out);
+  EXPECT_EQ(plan["kernel"].get<std::string>().rfind("sm90_", 0), 0u) << plan["kernel"];
+  EXPECT_NE(plan["reason"].get<std::string>().find("16 heads"), std::string::npos) << plan["reason"];
+  EXPECT_EQ(plan["workers"], 132);
+  const ProgramRun text = run_latte({"plan", "--spec", "4q1s4k", "--heads", "128", "--backend", "cuda"});
+  ASSERT_EQ(text.exit_code, 0) << text.err;
+  EXPECT_NE(text.out.find("kernel     sm90_"), std::string::npos) << text.out;
+}
+
+TEST(Program, InfoSaysWhetherCudaCanBeUsed) {
+  const Json info = Json::parse(run_latte({"info", "--json"}).out);
+  EXPECT_FALSE(info["cuda"].get<std::string>().empty());
+  const bool open = Backend::open({.name = "cuda"}).ok();
+  EXPECT_EQ(info["cuda"].get<std::string>().rfind("not available: ", 0) == 0, !open) << info["cuda"];
+  EXPECT_EQ(run_latte({"info", "--backend", "cuda"}).exit_code, open ? 0 : 2);
 }
 
 TEST(Program, CheckPassesItsQuickGrid) {

@@ -1,5 +1,5 @@
 #!/bin/sh
-# check_docs.sh ROOT: is the README's example the one that is compiled, and does every relative link lead somewhere?
+# check_docs.sh ROOT: are the README's examples those that are compiled, and does every relative link lead somewhere?
 # Links are those of README.md, CONTRIBUTING.md, CHANGELOG.md and docs/, outside of code. Prints what is wrong, exits 1.
 set -eu
 
@@ -7,17 +7,32 @@ cd "$1"
 status=0
 
 shown=$(mktemp)
-trap 'rm -f "$shown"' EXIT
+compiled=$(mktemp)
+trap 'rm -f "$shown" "$compiled"' EXIT
+
+# same_code MARKER FILE: is the README's code between the markers what $compiled holds of FILE?
+same_code() {
+  awk -v begin="<!-- $1:begin -->" -v end="<!-- $1:end -->" '
+    $0 == end { inside = 0 }
+    inside && /^```/ { fenced = !fenced; next }
+    inside && fenced { print }
+    $0 == begin { inside = 1 }
+  ' README.md >"$shown"
+  if ! diff -u "$compiled" "$shown"; then
+    echo "README.md: the code between the $1 markers is not $2"
+    status=1
+  fi
+}
+
+cat examples/quickstart.cpp >"$compiled"
+same_code quickstart examples/quickstart.cpp
+# Of this one the README shows a part, which stands two columns further in.
 awk '
-  /^<!-- quickstart:end -->$/ { inside = 0 }
-  inside && /^```/ { fenced = !fenced; next }
-  inside && fenced { print }
-  /^<!-- quickstart:begin -->$/ { inside = 1 }
-' README.md >"$shown"
-if ! diff -u examples/quickstart.cpp "$shown"; then
-  echo "README.md: the code between the quickstart markers is not examples/quickstart.cpp"
-  status=1
-fi
+  /^ *\/\/ readme:end$/ { inside = 0 }
+  inside { sub(/^  /, ""); print }
+  /^ *\/\/ readme:begin$/ { inside = 1 }
+' examples/device_graph.cpp >"$compiled"
+same_code device-graph 'the part that examples/device_graph.cpp marks'
 
 # One link a line: "file line target".
 links() {
@@ -69,5 +84,5 @@ done <<EOF
 $(links)
 EOF
 
-[ "$status" -ne 0 ] || echo "the example is the compiled one, and $count links lead somewhere"
+[ "$status" -ne 0 ] || echo "the examples are the compiled ones, and $count links lead somewhere"
 exit "$status"

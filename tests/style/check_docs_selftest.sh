@@ -7,6 +7,8 @@ tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT
 mkdir -p "$tree/docs/kernels" "$tree/examples"
 printf 'int main() {\n  return 0;\n}\n' >"$tree/examples/quickstart.cpp"
+part() { printf 'int main() {\n  // readme:begin\n  %s;\n  // readme:end\n}\n' "$1" >"$tree/examples/device_graph.cpp"; }
+part 'capture()'
 
 failed=0
 
@@ -25,7 +27,8 @@ readme() {
   {
     printf '# x\n\n<!-- quickstart:begin -->\n```cpp\n'
     cat "$1"
-    printf '```\n<!-- quickstart:end -->\n\n%s\n' "$2"
+    printf '```\n<!-- quickstart:end -->\n\n%s\n\n' "$2"
+    printf '<!-- device-graph:begin -->\n```cpp\ncapture();\n```\n<!-- device-graph:end -->\n'
   } >"$tree/README.md"
 }
 example=$tree/examples/quickstart.cpp
@@ -39,6 +42,11 @@ readme "$tree/changed" ''
 expect fail 'another example' 'return 1'
 readme /dev/null ''
 expect fail 'no example' 'not examples/quickstart.cpp'
+
+readme "$example" ''
+part 'replay()'
+expect fail 'another part of an example' 'the device-graph markers'
+part 'capture()'
 
 readme "$example" '[gone](docs/gone.md)'
 expect fail 'a dead link' 'README.md:11: docs/gone.md does not exist'

@@ -1,6 +1,6 @@
 #!/bin/sh
 # check_rooms.sh ROOT: do the includes point only the way the rooms allow?
-#   core <- plan <- cpu <- backend          the library
+#   core <- plan <- {cpu, cuda} <- backend  the library
 #   testkit, cli, bench, examples           stand on the public headers
 # Prints file:line and the include for each that does not, and exits 1.
 set -eu
@@ -9,13 +9,14 @@ root=$1
 cd "$root"
 
 # One line per room:  directory | own headers it may include "so" | other headers it may include, both ways of quoting.
-# `std` stands for the standard library, `posix` for the headers of the operating system.
+# `std` stands for the standard library, `posix` for the headers of the operating system, `toolkit` for CUDA's.
 rules='
 include/latte | latte                       | std
 src/core      | latte core                  | std
 src/plan      | latte core plan             | std
 src/cpu       | latte core plan cpu         | std posix hwy intrinsics
-src/backend   | latte core plan cpu backend | std
+src/cuda      | latte core plan cuda        | std toolkit
+src/backend   | latte core plan cpu cuda backend | std
 src/testkit   | latte testkit               | std posix fmt
 src/cli       | latte testkit cli           | std posix fmt CLI nlohmann
 bench         | latte testkit bench         | std posix fmt benchmark intrinsics
@@ -28,7 +29,8 @@ while IFS='|' read -r directory own other; do
   directory=$(echo "$directory" | tr -d ' ')
   [ -n "$directory" ] || continue
   [ -d "$directory" ] || continue
-  list=$(find "$directory" -type f \( -name '*.hpp' -o -name '*.cpp' -o -name '*.h' -o -name '*.c' \) | sort)
+  list=$(find "$directory" -type f \( -name '*.hpp' -o -name '*.cpp' -o -name '*.h' -o -name '*.c' \
+    -o -name '*.cu' -o -name '*.cuh' \) | sort)
   [ -n "$list" ] || continue
   files=$((files + $(echo "$list" | wc -l)))
   # File names in this tree have no spaces.
@@ -46,6 +48,7 @@ while IFS='|' read -r directory own other; do
       if (header ~ /^[a-z_0-9]+$/) return index(other, " std ")
       if (header ~ /^(std(def|int|bool|io|lib|arg)|math|string|float|limits|assert|errno|inttypes)\.h$/)
         return index(other, " std ")
+      if (header ~ /^cuda(_[a-z0-9_]+)?\.h$/) return index(other, " toolkit ")
       if (header ~ /intrin\.h$|^cpuid\.h$/) return index(other, " intrinsics ")
       if (header ~ /^(unistd|sched|pthread|fcntl|signal|dlfcn|time|cpuid)\.h$/) return index(other, " posix ")
       return 0

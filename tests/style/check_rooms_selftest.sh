@@ -7,7 +7,7 @@ tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT
 
 mkdir -p "$tree/include/latte" "$tree/bench" "$tree/examples"
-for room in core plan cpu backend testkit cli; do mkdir -p "$tree/src/$room"; done
+for room in core plan cpu cuda backend testkit cli; do mkdir -p "$tree/src/$room"; done
 
 failed=0
 
@@ -51,7 +51,16 @@ plant src/cpu '"hwy/highway.h"' pass
 plant src/cpu '<sys/syscall.h>' pass
 plant src/cpu '<immintrin.h>' pass
 plant src/cpu '"backend/backend.hpp"' fail
+plant src/cpu '"cuda/call.hpp"' fail
+plant src/cpu '<cuda_runtime.h>' fail
+plant src/cuda '<cuda_runtime.h>' pass
+plant src/cuda '<cuda.h>' pass
+plant src/cuda '"plan/layout.hpp"' pass
+plant src/cuda '"cpu/cpu.hpp"' fail
+plant src/cuda '"backend/impl.hpp"' fail
 plant src/backend '"cpu/cpu.hpp"' pass
+plant src/backend '"cuda/host/cuda.hpp"' pass
+plant src/backend '<cuda_runtime.h>' fail
 plant src/backend '"cli/table.hpp"' fail
 plant src/backend '<hwy/highway.h>' fail
 plant src/testkit '"latte/latte.hpp"' pass
@@ -60,6 +69,8 @@ plant src/cli '"testkit/oracle.hpp"' pass
 plant src/cli '<CLI/CLI.hpp>' pass
 plant src/cli '"cpu/cpu.hpp"' fail
 plant src/cli '"backend/backend.hpp"' fail
+plant src/cli '"cuda/host/cuda.hpp"' fail
+plant src/cli '<cuda_runtime.h>' fail
 plant src/cli '"../cpu/cpu.hpp"' fail
 plant bench '<benchmark/benchmark.h>' pass
 plant bench '"plan/layout.hpp"' fail

@@ -85,6 +85,7 @@ inline latte_builder_options to_c(const BuilderOptions& options) {
   out.policy_n = options.policy.n;
   out.slots = options.slots;
   out.own_workspace = options.own_workspace ? 1 : 0;
+  out.validate = options.validate ? 1 : 0;
   return out;
 }
 
@@ -121,6 +122,8 @@ inline latte_decode_args to_c(const DecodeArgs& args) {
   out.kv_scale = args.kv_scale;
   out.q_scale_ptr = args.q_scale_ptr;
   out.kv_scale_ptr = args.kv_scale_ptr;
+  out.stream = args.stream;
+  out.overlap_previous = args.overlap_previous ? 1 : 0;
   return out;
 }
 
@@ -133,6 +136,7 @@ inline latte_write_kv_args to_c(const WriteKvArgs& args) {
   out.slot_mapping = args.slot_mapping.data();
   out.slot_mapping_count = static_cast<int64_t>(args.slot_mapping.size());
   out.kv_scale = args.kv_scale;
+  out.stream = args.stream;
   return out;
 }
 

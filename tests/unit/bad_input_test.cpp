@@ -24,7 +24,8 @@ struct OpenCase {
 TEST(BadInput, EveryBrokenOpenNamesItsField) {
   const OpenCase cases[] = {
       {"a backend nobody has", unsupported, "name", "tpu", 1, "auto"},
-      {"cuda is not in this build", unsupported, "name", "cuda", 1, "auto"},
+      {"cuda with threads", invalid_argument, "threads", "cuda", 1, "auto"},
+      {"cuda with a kernel of the cpu's", unsupported, "kernel", "cuda", 0, "avx2"},
       {"an empty name", unsupported, "name", "", 1, "auto"},
       {"negative threads", invalid_argument, "threads", "cpu", -1, "auto"},
       {"a million threads", invalid_argument, "threads", "cpu", 1000000, "auto"},

@@ -58,9 +58,10 @@ TEST(Views, FreeStridesAndMissingRowsAreTaken) {
   EXPECT_TRUE(check_view(dense(static_cast<void*>(nullptr), Dtype::f32, {0, 2, 4}), empty).ok());
 }
 
-std::string row(const std::vector<SupportRow>& table, const std::string& feature) {
+std::string row(const std::vector<SupportRow>& table, const std::string& feature,
+                std::string SupportRow::*column = &SupportRow::cpu) {
   for (const SupportRow& entry : table)
-    if (entry.feature == feature) return entry.cpu;
+    if (entry.feature == feature) return entry.*column;
   return "no such row";
 }
 
@@ -80,7 +81,23 @@ TEST(SupportTable, SaysWhatTheContractPromises) {
   EXPECT_EQ(row(table, "planning policies"), "balanced, uniform, batch_invariant");
   EXPECT_EQ(row(table, "merge dtypes"), "bf16, f16, f32");
   EXPECT_EQ(row(table, "write_kv formats"), "bf16, f16, f32, fp8_e4m3, fp8_ds_mla");
-  for (const SupportRow& entry : table) EXPECT_EQ(entry.cuda, "later") << entry.feature;
+}
+
+// Decided without a GPU, so the table is the same in every build.
+TEST(SupportTable, SaysWhatCudaServes) {
+  const std::vector<SupportRow> table = support_table();
+  const auto cuda = [&](const std::string& feature) { return row(table, feature, &SupportRow::cuda); };
+  EXPECT_EQ(cuda("decode, bf16 cache: query dtypes"), "bf16");
+  EXPECT_EQ(cuda("decode, f16 cache: query dtypes"), "f16");
+  EXPECT_EQ(cuda("decode, fp8_e4m3 cache: query dtypes"), "no");
+  EXPECT_EQ(cuda("output dtypes"), "bf16, f16, f32");
+  EXPECT_EQ(cuda("query heads"), "any >= 1");
+  EXPECT_EQ(cuda("latent/rope widths"), "512/64, 256/64");
+  EXPECT_EQ(cuda("page sizes"), "any >= 1");
+  EXPECT_EQ(cuda("page lists"), "block table (free row stride), CSR");
+  EXPECT_EQ(cuda("query layouts"), "one tensor, q_nope + q_pe (free strides)");
+  EXPECT_EQ(cuda("masks"), "causal, none, visible tokens per query");
+  EXPECT_EQ(cuda("planning policies"), "balanced, uniform, batch_invariant");
 }
 
 }  // namespace

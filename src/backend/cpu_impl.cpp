@@ -1,0 +1,274 @@
+// The CPU backend: resident threads, and slots in the process's own memory.
+#include <array>
+#include <new>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "backend/builder.hpp"
+#include "backend/errors.hpp"
+#include "cpu/cpu.hpp"
+#include "plan/layout.hpp"
+
+namespace latte::backend {
+namespace {
+
+constexpr std::int32_t kMaxThreads = 1024;
+
+std::string kernel_names() {
+  std::string names = "auto";
+  for (const cpu::KernelListing& listing : cpu::kernels()) names += ", " + std::string(listing.name);
+  return names;
+}
+
+// The listing of a kernel that this machine can run.
+Result<const cpu::KernelListing*> usable_kernel(std::string_view name) {
+  for (const cpu::KernelListing& listing : cpu::kernels()) {
+    if (listing.name != name) continue;
+    if (listing.usable) return &listing;
+    return unsupported("kernel", "one this machine can run", std::string(name) + ": " + listing.reason);
+  }
+  return invalid("kernel", "one of " + kernel_names(), "\"" + std::string(name) + "\"");
+}
+
+Result<const cpu::Kernel*> find_kernel(std::string_view name, const DecodeProblem& problem) {
+  std::string reason;
+  const cpu::Kernel* kernel = cpu::choose_kernel(problem, name, reason);
+  if (kernel == nullptr) return unsupported("problem", "one that kernel " + std::string(name) + " serves", reason);
+  return kernel;
+}
+
+Result<KernelChoice> choose_kernel(std::string_view name, const DecodeProblem& problem, const Limits& limits,
+                                   const Policy& policy, std::int32_t threads) {
+  const auto kernel = find_kernel(name, problem);
+  if (!kernel.ok()) return kernel.status();
+  const std::int32_t workers = limits.workers > 0 ? limits.workers : threads;
+  return KernelChoice{.kernel = std::string(cpu::kernel_name(**kernel)),
+                      .reason = name == "auto" ? "the fastest usable kernel that serves these formats" : "asked for",
+                      .plan = cpu::plan_config(**kernel, problem, limits, policy, workers)};
+}
+
+cpu::QueryView query_view(const DecodeProblem& problem, const DecodeArgs& args) {
+  const bool whole = args.q.rank != 0;
+  const ConstTensorView& nope = whole ? args.q : args.q_nope;
+  const ConstTensorView& rope = whole ? args.q : args.q_pe;
+  // In the one tensor the rope part starts behind the latent part of the same row.
+  const std::size_t skip = whole ? static_cast<std::size_t>(problem.latent) * dtype_bytes(problem.q_dtype) : 0;
+  return {.nope = nope.bytes(),
+          .rope = rope.bytes() + skip,
+          .nope_token_stride = nope.stride[0],
+          .nope_head_stride = nope.stride[1],
+          .rope_token_stride = rope.stride[0],
+          .rope_head_stride = rope.stride[1],
+          .dtype = problem.q_dtype};
+}
+
+cpu::CacheView cache_view(const DecodeProblem& problem, const DecodeArgs& args) {
+  const auto element_bytes = static_cast<std::int64_t>(dtype_bytes(args.kv_cache.dtype));
+  const bool lists = !args.pages.page_indptr.empty();
+  return {.data = args.kv_cache.bytes(),
+          .page_stride_bytes = args.kv_cache.stride[0] * element_bytes,
+          .token_stride_bytes = args.kv_cache.stride[1] * element_bytes,
+          .page_size = problem.page_size,
+          .format = problem.kv_format,
+          .pages = lists ? args.pages.page_indices.data() : args.pages.block_table,
+          .row_stride = lists ? 0 : args.pages.block_table_stride,
+          .indptr = lists ? args.pages.page_indptr.data() : nullptr};
+}
+
+cpu::OutputView output_view(const TensorView& out, const TensorView& lse) {
+  return {.out = out.bytes(),
+          .out_token_stride = out.stride[0],
+          .out_head_stride = out.stride[1],
+          .dtype = out.dtype,
+          .lse = static_cast<float*>(lse.data),
+          .lse_token_stride = lse.stride[0],
+          .lse_head_stride = lse.stride[1]};
+}
+
+cpu::MergePart merge_part(const Partial& part) {
+  return {.out = part.out.bytes(),
+          .token_stride = part.out.stride[0],
+          .head_stride = part.out.stride[1],
+          .dtype = part.out.dtype,
+          .lse = static_cast<const float*>(part.lse.data),
+          .lse_token_stride = part.lse.stride[0],
+          .lse_head_stride = part.lse.stride[1]};
+}
+
+struct WorkspaceDelete {
+  void operator()(std::byte* bytes) const { ::operator delete[](bytes, std::align_val_t{kWorkspaceAlignment}); }
+};
+
+class CpuStep final : public StepMemory {
+ public:
+  // Nothing is filled: large limits cost address space, not memory.
+  CpuStep(cpu::Workers& workers, const cpu::Kernel& kernel, const Builder& builder, bool own_workspace)
+      : workers_(workers),
+        kernel_(kernel),
+        builder_(builder),
+        limits_(plan::resolve(builder.config.limits)),
+        plan_words_(std::make_unique_for_overwrite<std::int32_t[]>(static_cast<std::size_t>(builder.sizes.words))),
+        length_words_(std::make_unique_for_overwrite<std::int32_t[]>(
+            static_cast<std::size_t>(2 * std::int64_t{limits_.max_requests} + 1 + limits_.max_total_query_tokens))) {
+    if (own_workspace) workspace_.reset(new (std::align_val_t{kWorkspaceAlignment}) std::byte[builder.workspace_bytes]);
+  }
+
+  // make_plan refuses before it writes, so the step planned before stays whole when it does.
+  Result<Staging> stage(Stream /*stream*/) override {
+    std::int32_t* lengths = length_words_.get();
+    const auto requests = static_cast<std::size_t>(limits_.max_requests);
+    return Staging{.plan_words = {plan_words_.get(), static_cast<std::size_t>(builder_.sizes.words)},
+                   .seq_lens = lengths,
+                   .query_start = lengths + requests,
+                   .visible = lengths + 2 * requests + 1};
+  }
+  Status publish(const Plan& plan, const StepLengths& lengths, Stream /*stream*/) override {
+    plan_ = plan;
+    lengths_ = lengths;
+    return {};
+  }
+  Status plan_on_device(const DeviceLengths& /*lengths*/, Stream /*stream*/) override {
+    return unsupported("backend", "one with a device", "cpu");
+  }
+  Result<std::vector<std::int32_t>> copy_words(Stream /*stream*/) override {
+    return std::vector<std::int32_t>(plan_words_.get(), plan_words_.get() + builder_.sizes.words);
+  }
+
+  Status run(const PlannedStep& /*step*/, const DecodeArgs& args) override {
+    const DecodeProblem& problem = builder_.problem;
+    const float q_scale = args.q_scale_ptr ? *args.q_scale_ptr : args.q_scale;
+    const float kv_scale = args.kv_scale_ptr ? *args.kv_scale_ptr : args.kv_scale;
+    const cpu::DecodeCall call{.kernel = &kernel_,
+                               .plan = &plan_,
+                               .heads = problem.heads,
+                               .latent = problem.latent,
+                               .rope = problem.rope,
+                               .mask = problem.mask,
+                               .lengths = lengths_,
+                               .q = query_view(problem, args),
+                               .kv = cache_view(problem, args),
+                               .out = output_view(args.out, args.lse),
+                               .score_scale = args.scale * q_scale * kv_scale,
+                               .value_scale = kv_scale,
+                               .workspace = args.workspace.empty() ? workspace_.get() : args.workspace.data()};
+    cpu::run_decode(workers_, call);
+    return {};
+  }
+  bool owns_workspace() const override { return workspace_ != nullptr; }
+  Status take_finding() override { return {}; }
+
+ private:
+  cpu::Workers& workers_;
+  const cpu::Kernel& kernel_;
+  const Builder& builder_;
+  const Limits limits_;
+  std::unique_ptr<std::int32_t[]> plan_words_;
+  std::unique_ptr<std::int32_t[]> length_words_;             // seq_lens, query_start, visible at their largest
+  std::unique_ptr<std::byte[], WorkspaceDelete> workspace_;  // null when the caller brings one
+  Plan plan_;
+  StepLengths lengths_;
+};
+
+class CpuImpl final : public Impl {
+ public:
+  CpuImpl(std::int32_t threads, std::string kernel) : workers_(threads), kernel_(std::move(kernel)) {}
+
+  MachineInfo info() const override {
+    MachineInfo info{
+        .backend = "cpu", .cpu = cpu::cpu_name(), .threads = workers(), .features = cpu::feature_text(), .kernels = {}};
+    for (const cpu::KernelListing& listing : cpu::kernels())
+      info.kernels.push_back({.name = std::string(listing.name),
+                              .usable = listing.usable,
+                              .reason = listing.reason,
+                              .serves = std::string(listing.serves)});
+    return info;
+  }
+  std::int32_t workers() const override { return workers_.count(); }
+  Place place() const override { return Place::host; }
+
+  Result<KernelChoice> choose(const DecodeProblem& problem, const Limits& limits, const Policy& policy) const override {
+    return choose_kernel(kernel_, problem, limits, policy, workers());
+  }
+  std::size_t workspace_bytes(const DecodeProblem& problem, const PlanConfig& config,
+                              const PlanSizes& sizes) const override {
+    const auto kernel = find_kernel(kernel_, problem);
+    return kernel.ok() ? cpu::workspace_bytes(**kernel, problem, config, sizes) : 0;
+  }
+  Result<std::unique_ptr<StepMemory>> make_step(const Builder& builder, const BuilderOptions& options) override {
+    const auto kernel = find_kernel(kernel_, builder.problem);
+    if (!kernel.ok()) return kernel.status();
+    return std::unique_ptr<StepMemory>(std::make_unique<CpuStep>(workers_, **kernel, builder, options.own_workspace));
+  }
+  Status init_workspace(const Builder& /*builder*/, std::span<std::byte> /*workspace*/, Stream /*stream*/) override {
+    return {};
+  }
+
+  Status merge(std::span<const Partial> partials, const TensorView& out, const TensorView& lse,
+               Stream /*stream*/) override {
+    // Context parallelism and chunked prefill join a handful; only more than that goes to the heap.
+    std::array<cpu::MergePart, 32> few;
+    std::vector<cpu::MergePart> many(partials.size() > few.size() ? partials.size() : 0);
+    const std::span<cpu::MergePart> parts = many.empty() ? std::span(few).first(partials.size()) : std::span(many);
+    for (std::size_t i = 0; i < partials.size(); ++i) parts[i] = merge_part(partials[i]);
+    cpu::run_merge(workers_, parts, out.shape[0], static_cast<std::int32_t>(out.shape[1]),
+                   static_cast<std::int32_t>(out.shape[2]), output_view(out, lse));
+    return {};
+  }
+  Status write_kv(const WriteKvArgs& args) override {
+    const auto element_bytes = static_cast<std::int64_t>(dtype_bytes(args.kv_cache.dtype));
+    cpu::run_write_kv(workers_, {.kv_c = args.kv_c.bytes(),
+                                 .k_pe = args.k_pe.bytes(),
+                                 .kv_c_stride = args.kv_c.stride[0],
+                                 .k_pe_stride = args.k_pe.stride[0],
+                                 .dtype = args.kv_c.dtype,
+                                 .slots = args.slot_mapping,
+                                 .cache = args.kv_cache.bytes(),
+                                 .page_stride_bytes = args.kv_cache.stride[0] * element_bytes,
+                                 .token_stride_bytes = args.kv_cache.stride[1] * element_bytes,
+                                 .page_size = static_cast<std::int32_t>(args.kv_cache.shape[1]),
+                                 .latent = static_cast<std::int32_t>(args.kv_c.shape[1]),
+                                 .rope = static_cast<std::int32_t>(args.k_pe.shape[1]),
+                                 .format = args.format,
+                                 .kv_scale = args.kv_scale});
+    return {};
+  }
+
+  Result<Ceilings> measure_ceilings(std::string_view kernel) override {
+    const auto listing = usable_kernel(kernel);
+    if (!listing.ok()) return listing.status();
+    const cpu::MeasuredCeilings measured = cpu::measure_ceilings(workers_, *(*listing)->kernel);
+    return Ceilings{.read_gbps = measured.read_gbps, .tflops = measured.tflops};
+  }
+  Status synchronize(Stream /*stream*/) override { return {}; }
+
+ private:
+  cpu::Workers workers_;
+  const std::string kernel_;  // "auto" or a name
+};
+
+}  // namespace
+
+Result<std::shared_ptr<Impl>> open_cpu(const BackendOptions& options) {
+  if (options.threads < 0 || options.threads > kMaxThreads)
+    return invalid("threads", "0 .. " + text(kMaxThreads), text(options.threads));
+  if (options.device != 0) return invalid("device", "0, as the cpu backend has no devices", text(options.device));
+  if (options.kernel != "auto")
+    if (auto listing = usable_kernel(options.kernel); !listing.ok()) return listing.status();
+  const std::int32_t threads = options.threads > 0 ? options.threads : cpu::available_threads();
+  try {
+    return std::shared_ptr<Impl>(std::make_shared<CpuImpl>(threads, std::string(options.kernel)));
+  } catch (const std::bad_alloc&) {
+    return Status(Code::out_of_memory, "threads", "memory for " + text(threads) + " threads", "none");
+  } catch (const std::system_error& error) {
+    return Status(Code::out_of_memory, "threads", text(threads) + " threads from the system", error.what());
+  }
+}
+
+Result<KernelChoice> choose_for_cpu(const DecodeProblem& problem, const Limits& limits, const Policy& policy,
+                                    std::int32_t threads) {
+  return choose_kernel("auto", problem, limits, policy, threads);
+}
+
+}  // namespace latte::backend

@@ -1,0 +1,184 @@
+#include "backend/cuda_impl.hpp"
+
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include "backend/errors.hpp"
+#include "core/checked.hpp"
+#include "cuda/sm90/decode/choice.hpp"
+
+namespace latte::backend {
+namespace {
+
+// Every kernel that some problem gets, found by asking; the ones for the smallest tiles first.
+std::vector<KernelInfo> list_kernels(std::int32_t multiprocessors) {
+  std::vector<KernelInfo> kernels;
+  const Limits limits{.max_requests = 1, .max_kv_tokens = 1};
+  for (std::int32_t heads = 1; heads <= 128; ++heads)
+    for (std::int32_t page_size : {64, 1})
+      for (Dtype dtype : {Dtype::bf16, Dtype::f16})
+        for (std::int32_t latent : {512, 256}) {
+          const KvFormat format = dtype == Dtype::bf16 ? KvFormat::bf16 : KvFormat::f16;
+          const DecodeProblem problem{.heads = heads,
+                                      .latent = latent,
+                                      .q_dtype = dtype,
+                                      .out_dtype = dtype,
+                                      .kv_format = format,
+                                      .page_size = page_size};
+          const auto choice = cuda::choose_decode(problem, limits, {}, multiprocessors);
+          if (!choice.ok()) continue;
+          const std::string name = cuda::kernel_name(choice->kernel);
+          auto known =
+              std::find_if(kernels.begin(), kernels.end(), [&](const KernelInfo& info) { return info.name == name; });
+          if (known == kernels.end())
+            known = kernels.insert(known, {.name = name, .usable = true, .reason = {}, .serves = {}});
+          if (known->serves.find(dtype_name(dtype)) == std::string::npos)
+            known->serves += (known->serves.empty() ? "" : ", ") + std::string(dtype_name(dtype));
+        }
+  return kernels;
+}
+
+cuda::MergePart merge_part(const Partial& part) {
+  return {.out = part.out.data,
+          .token_stride = part.out.stride[0],
+          .head_stride = part.out.stride[1],
+          .dtype = part.out.dtype,
+          .lse = static_cast<const float*>(part.lse.data),
+          .lse_token_stride = part.lse.stride[0],
+          .lse_head_stride = part.lse.stride[1]};
+}
+
+}  // namespace
+
+MachineInfo CudaImpl::info() const {
+  const cuda::DeviceInfo& gpu = device_->info();
+  return {.backend = "cuda",
+          .cpu = gpu.name,
+          .threads = gpu.multiprocessors,
+          .features = gpu.features,
+          .kernels = list_kernels(gpu.multiprocessors),
+          .device = gpu.name,
+          .driver = gpu.driver};
+}
+
+Result<KernelChoice> choose_for_cuda(const DecodeProblem& problem, const Limits& limits, const Policy& policy,
+                                     std::int32_t multiprocessors) {
+  auto choice = cuda::choose_decode(problem, limits, policy, multiprocessors);
+  if (!choice.ok()) return choice.status();
+  return KernelChoice{
+      .kernel = cuda::kernel_name(choice->kernel), .reason = std::move(choice->reason), .plan = choice->config};
+}
+
+Result<KernelChoice> CudaImpl::choose(const DecodeProblem& problem, const Limits& limits, const Policy& policy) const {
+  return choose_for_cuda(problem, limits, policy, workers());
+}
+
+std::size_t arrived_bytes(const PlanSizes& sizes) {
+  return static_cast<std::size_t>(round_up(2 * sizes.tiles * static_cast<std::int64_t>(sizeof(std::uint32_t)), 256));
+}
+
+cuda::WorkspaceView carve_workspace(const PlanSizes& sizes, std::byte* base) {
+  std::byte* lse = base + arrived_bytes(sizes);
+  const auto lse_bytes = round_up(sizes.partial_rows * static_cast<std::int64_t>(sizeof(float)), 256);
+  return {.arrived = reinterpret_cast<std::uint32_t*>(base),
+          .partial_lse = reinterpret_cast<float*>(lse),
+          .partial_out = reinterpret_cast<float*>(lse + lse_bytes)};
+}
+
+std::size_t CudaImpl::workspace_bytes(const DecodeProblem& problem, const PlanConfig& /*config*/,
+                                      const PlanSizes& sizes) const {
+  const auto lse_bytes = round_up(sizes.partial_rows * static_cast<std::int64_t>(sizeof(float)), 256);
+  const std::int64_t out_bytes = sizes.partial_rows * problem.latent * static_cast<std::int64_t>(sizeof(float));
+  return arrived_bytes(sizes) + static_cast<std::size_t>(lse_bytes + out_bytes);
+}
+
+Result<std::unique_ptr<StepMemory>> CudaImpl::make_step(const Builder& builder, const BuilderOptions& options) {
+  const auto choice = cuda::choose_decode(builder.problem, builder.limits, builder.config.policy, workers());
+  if (!choice.ok()) return choice.status();
+  LATTE_RETURN_IF_ERROR(device_->prepare(choice->kernel));
+  auto step = std::make_unique<CudaStep>(*this, builder, choice->kernel, options.validate);
+  LATTE_RETURN_IF_ERROR(step->allocate(options.own_workspace));
+  return std::unique_ptr<StepMemory>(std::move(step));
+}
+
+Status CudaImpl::init_workspace(const Builder& builder, std::span<std::byte> workspace, Stream stream) {
+  return device_->clear(workspace.data(), arrived_bytes(builder.sizes), stream);
+}
+
+Status CudaImpl::merge(std::span<const Partial> partials, const TensorView& out, const TensorView& lse, Stream stream) {
+  std::array<cuda::MergePart, 32> few;
+  std::vector<cuda::MergePart> many(partials.size() > few.size() ? partials.size() : 0);
+  const std::span<cuda::MergePart> parts = many.empty() ? std::span(few).first(partials.size()) : std::span(many);
+  std::transform(partials.begin(), partials.end(), parts.begin(), merge_part);
+  return device_->merge({.parts = parts,
+                         .tokens = out.shape[0],
+                         .heads = static_cast<std::int32_t>(out.shape[1]),
+                         .latent = static_cast<std::int32_t>(out.shape[2]),
+                         .out = {.out = out.data,
+                                 .out_token_stride = out.stride[0],
+                                 .out_head_stride = out.stride[1],
+                                 .dtype = out.dtype,
+                                 .lse = static_cast<float*>(lse.data),
+                                 .lse_token_stride = lse.stride[0],
+                                 .lse_head_stride = lse.stride[1]}},
+                        stream);
+}
+
+Status CudaImpl::write_kv(const WriteKvArgs& args) {
+  const auto element_bytes = static_cast<std::int64_t>(dtype_bytes(args.kv_cache.dtype));
+  return device_->write_kv({.kv_c = args.kv_c.data,
+                            .k_pe = args.k_pe.data,
+                            .kv_c_stride = args.kv_c.stride[0],
+                            .k_pe_stride = args.k_pe.stride[0],
+                            .dtype = args.kv_c.dtype,
+                            .slots = args.slot_mapping.data(),
+                            .tokens = static_cast<std::int64_t>(args.slot_mapping.size()),
+                            .cache = args.kv_cache.data,
+                            .page_stride_bytes = args.kv_cache.stride[0] * element_bytes,
+                            .token_stride_bytes = args.kv_cache.stride[1] * element_bytes,
+                            .page_count = args.kv_cache.shape[0],
+                            .page_size = static_cast<std::int32_t>(args.kv_cache.shape[1]),
+                            .latent = static_cast<std::int32_t>(args.kv_c.shape[1]),
+                            .rope = static_cast<std::int32_t>(args.k_pe.shape[1]),
+                            .format = args.format,
+                            .kv_scale = args.kv_scale},
+                           args.stream);
+}
+
+Result<Ceilings> CudaImpl::measure_ceilings(std::string_view kernel) {
+  std::string names;
+  for (const KernelInfo& known : list_kernels(workers())) {
+    if (known.name == kernel) return device_->measure_ceilings();
+    names += (names.empty() ? "" : ", ") + known.name;
+  }
+  return invalid("kernel", "one of " + names, "\"" + std::string(kernel) + "\"");
+}
+
+Status CudaImpl::synchronize(Stream stream) {
+  LATTE_RETURN_IF_ERROR(device_->synchronize(stream));
+  const std::lock_guard<std::mutex> lock(steps_mutex_);
+  for (CudaStep* step : steps_) LATTE_RETURN_IF_ERROR(step->take_finding());
+  return {};
+}
+
+Result<std::shared_ptr<Impl>> open_cuda(const BackendOptions& options) {
+  if (options.threads != 0) return invalid("threads", "0, as the cuda backend has none", text(options.threads));
+  if (options.kernel != "auto")
+    return unsupported("kernel", "auto: heads and limits choose the cuda kernel",
+                       "\"" + std::string(options.kernel) + "\"");
+  auto device = cuda::open_device(options.device);
+  if (!device.ok()) return device.status();
+  return std::shared_ptr<Impl>(std::make_shared<CudaImpl>(std::move(*device)));
+}
+
+Status DeviceBuffer::allocate(cuda::Device& device, std::size_t bytes, cuda::Memory where) {
+  auto memory = device.allocate(bytes, where);
+  if (!memory.ok()) return memory.status();
+  device_ = &device;
+  data_ = *memory;
+  where_ = where;
+  return {};
+}
+
+}  // namespace latte::backend

@@ -1,0 +1,115 @@
+// The CUDA backend: a device, and slots whose plans and partial results lie in its memory.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "backend/builder.hpp"
+#include "backend/impl.hpp"
+#include "cuda/host/cuda.hpp"
+
+namespace latte::backend {
+
+class CudaStep;
+
+class CudaImpl final : public Impl {
+ public:
+  explicit CudaImpl(std::unique_ptr<cuda::Device> gpu) : device_(std::move(gpu)) {}
+
+  MachineInfo info() const override;
+  std::int32_t workers() const override { return device_->info().multiprocessors; }
+  Place place() const override { return Place::device; }
+  cuda::Device* device() override { return device_.get(); }
+
+  Result<KernelChoice> choose(const DecodeProblem& problem, const Limits& limits, const Policy& policy) const override;
+  std::size_t workspace_bytes(const DecodeProblem& problem, const PlanConfig& config,
+                              const PlanSizes& sizes) const override;
+  Result<std::unique_ptr<StepMemory>> make_step(const Builder& builder, const BuilderOptions& options) override;
+  Status init_workspace(const Builder& builder, std::span<std::byte> workspace, Stream stream) override;
+
+  Status merge(std::span<const Partial> partials, const TensorView& out, const TensorView& lse, Stream stream) override;
+  Status write_kv(const WriteKvArgs& args) override;
+
+  Result<Ceilings> measure_ceilings(std::string_view kernel) override;
+  Status synchronize(Stream stream) override;
+
+ private:
+  friend class CudaStep;
+
+  std::unique_ptr<cuda::Device> device_;
+  // The living steps, asked for findings when someone synchronizes.
+  std::mutex steps_mutex_;
+  std::vector<CudaStep*> steps_;
+};
+
+// Memory of a device, given back at the end.
+class DeviceBuffer {
+ public:
+  DeviceBuffer() = default;
+  DeviceBuffer(const DeviceBuffer&) = delete;
+  DeviceBuffer& operator=(const DeviceBuffer&) = delete;
+  ~DeviceBuffer() {
+    if (device_ != nullptr) device_->release(data_, where_);
+  }
+  Status allocate(cuda::Device& device, std::size_t bytes, cuda::Memory where);
+  std::byte* data() const { return static_cast<std::byte*>(data_); }
+
+ private:
+  cuda::Device* device_ = nullptr;
+  void* data_ = nullptr;
+  cuda::Memory where_ = cuda::Memory::device;
+};
+
+// How a workspace is divided; the places follow from the limits, so that graphs keep them.
+cuda::WorkspaceView carve_workspace(const PlanSizes& sizes, std::byte* base);
+std::size_t arrived_bytes(const PlanSizes& sizes);
+
+// One slot. The plan is staged in pinned memory and uploaded, or made in place by a kernel.
+class CudaStep final : public StepMemory {
+ public:
+  CudaStep(CudaImpl& impl, const Builder& builder, const cuda::DecodeKernel& kernel, bool validate);
+  ~CudaStep() override;
+  Status allocate(bool own_workspace);
+
+  Result<Staging> stage(Stream stream) override;
+  Status publish(const Plan& plan, const StepLengths& lengths, Stream stream) override;
+  Status plan_on_device(const DeviceLengths& lengths, Stream stream) override;
+  Result<std::vector<std::int32_t>> copy_words(Stream stream) override;
+  Status run(const PlannedStep& step, const DecodeArgs& args) override;
+  bool owns_workspace() const override { return workspace_.data() != nullptr; }
+  Status take_finding() override;
+
+ private:
+  // The same words in pinned and in device memory: lengths at their largest, then the plan.
+  struct Layout {
+    std::size_t query_start = 0, visible = 0, plan = 0, words = 0;
+  };
+  // Pinned memory that an upload may still be reading.
+  struct Half {
+    DeviceBuffer words;
+    void* uploaded = nullptr;  // an event
+    bool in_flight = false;
+  };
+
+  std::int32_t* staged() const { return reinterpret_cast<std::int32_t*>(halves_[half_].words.data()); }
+  std::int32_t* on_device() const { return reinterpret_cast<std::int32_t*>(words_.data()); }
+  Status upload(std::size_t begin, std::size_t end, Stream stream) const;
+
+  CudaImpl& impl_;
+  cuda::Device& device_;
+  const Builder& builder_;
+  const cuda::DecodeKernel kernel_;
+  const bool validate_;
+  const Limits limits_;         // resolved
+  const std::int32_t workers_;  // that get work: one launch's size
+  Layout layout_;
+  Half halves_[2];
+  std::size_t half_ = 0;
+  DeviceBuffer words_, workspace_, report_;
+  cuda::LengthsView lengths_;  // of the last step
+  cuda::PlanView plan_;
+};
+
+}  // namespace latte::backend

@@ -1,0 +1,109 @@
+// Equal bits: from run to run, from replay to replay, and for the batch-invariant policy across batches.
+#include <gtest/gtest.h>
+
+#include "tests/gpu/support.hpp"
+
+namespace latte::testkit {
+namespace {
+
+class GpuBits : public OnGpu {};
+
+constexpr Limits kLimits{.max_requests = 16, .max_query_tokens = 4, .max_kv_tokens = 4096};
+
+DecodeCase mixed_batch(std::int32_t heads) {
+  return gpu_case({{1, 700}, {3, 130}, {1, 64}, {2, 0}, {1, 1}, {4, 2500}, {1, 333}}, heads, 16);
+}
+
+const Policy kPolicies[] = {Policy::balanced(), Policy::uniform(5), Policy::batch_invariant(256)};
+
+TEST_F(GpuBits, AreTheSameFromRunToRunAndFromReplayToReplay) {
+  for (std::int32_t heads : {5, 12, 16, 32})
+    for (const Policy& policy : kPolicies) {
+      auto step = DeviceStep::make(backend(), DecodeBatch(mixed_batch(heads)), {.policy = policy}, kLimits);
+      ASSERT_TRUE(succeeded(step->run(backend(), stream())));
+      const auto first = step->batch.result_bits();
+      for (int repeat = 0; repeat < 5; ++repeat) {
+        ASSERT_TRUE(succeeded(step->run(backend(), stream())));
+        ASSERT_EQ(step->batch.result_bits(), first) << "heads " << heads << " " << policy_name(policy.kind);
+      }
+      const auto metadata = step->builder.build(0, step->batch.lengths(), stream()).value();
+      ASSERT_TRUE(succeeded(backend().synchronize(stream())));
+      const Graph graph =
+          Graph::capture(backend(), stream(), [&] { return decode(metadata, step->args(stream())); }).value();
+      for (int repeat = 0; repeat < 5; ++repeat) {
+        step->batch.poison_outputs();
+        ASSERT_TRUE(succeeded(step->device.upload_outputs(step->batch)));
+        ASSERT_TRUE(succeeded(graph.launch(stream())));
+        ASSERT_TRUE(succeeded(backend().synchronize(stream())));
+        ASSERT_TRUE(succeeded(step->device.download_outputs(step->batch)));
+        ASSERT_EQ(step->batch.result_bits(), first) << "replay, heads " << heads << " " << policy_name(policy.kind);
+      }
+    }
+}
+
+// Launches that start before their predecessor ends: the same buffers, so the same bits.
+TEST_F(GpuBits, AreTheSameWhenLaunchesOverlap) {
+  for (std::int32_t heads : {16, 128}) {
+    auto step = DeviceStep::make(backend(), DecodeBatch(mixed_batch(heads)), {}, kLimits);
+    ASSERT_TRUE(succeeded(step->run(backend(), stream())));
+    const auto first = step->batch.result_bits();
+    const auto metadata = step->builder.build(0, step->batch.lengths(), stream()).value();
+    ASSERT_TRUE(succeeded(backend().synchronize(stream())));
+    DecodeArgs args = step->args(stream());
+    args.overlap_previous = true;
+    for (int repeat = 0; repeat < 20; ++repeat) ASSERT_TRUE(succeeded(decode(metadata, args)));
+    ASSERT_TRUE(succeeded(backend().synchronize(stream())));
+    ASSERT_TRUE(succeeded(step->device.download_outputs(step->batch)));
+    EXPECT_EQ(step->batch.result_bits(), first);
+  }
+}
+
+TEST_F(GpuBits, DoNotDependOnWhereThePagesLie) {
+  DecodeCase c = mixed_batch(16);
+  auto step = DeviceStep::make(backend(), DecodeBatch(c), {}, kLimits);
+  ASSERT_TRUE(succeeded(step->run(backend(), stream())));
+  c.page_seed = 1;
+  auto moved = DeviceStep::make(backend(), DecodeBatch(c), {}, kLimits);
+  ASSERT_TRUE(succeeded(moved->run(backend(), stream())));
+  EXPECT_EQ(moved->batch.result_bits(), step->batch.result_bits());
+}
+
+TEST_F(GpuBits, OfBatchInvariantStepsDoNotDependOnNeighboursOrderOrPadding) {
+  constexpr std::int32_t kPad = DecodeBatch::kPadding;
+  const std::vector<std::vector<std::int32_t>> orders = {
+      {0}, {1}, {2}, {3}, {4}, {5}, {6}, {6, 5, 4, 3, 2, 1, 0}, {kPad, 5, kPad, 0, 1, kPad}, {5, 5, 5, 2, 6, 6}};
+  for (std::int32_t heads : {5, 16, 64})
+    for (std::int32_t chunk : {0, 256}) {
+      const BuilderOptions options{.policy = Policy::batch_invariant(chunk)};
+      auto whole = DeviceStep::make(backend(), DecodeBatch(mixed_batch(heads)), options, kLimits);
+      ASSERT_TRUE(succeeded(whole->run(backend(), stream())));
+      for (const auto& order : orders) {
+        auto step = DeviceStep::make(backend(), whole->batch.reordered(order), options, kLimits);
+        ASSERT_TRUE(succeeded(step->run(backend(), stream())));
+        for (std::size_t i = 0; i < order.size(); ++i) {
+          if (order[i] == kPad) continue;
+          EXPECT_EQ(step->batch.result_bits(static_cast<std::int32_t>(i)), whole->batch.result_bits(order[i]))
+              << "request " << order[i] << " as number " << i << " of " << step->batch.description().spec() << " heads "
+              << heads << " chunk " << chunk;
+        }
+      }
+    }
+}
+
+TEST_F(GpuBits, OfBatchInvariantStepsDoNotDependOnTheNumberOfWorkers) {
+  for (std::int32_t heads : {16, 64}) {
+    std::vector<std::byte> expected;
+    for (std::int32_t workers : {0, 2, 5, 64, 131}) {
+      Limits limits = kLimits;
+      limits.workers = workers;
+      auto step = DeviceStep::make(backend(), DecodeBatch(mixed_batch(heads)), {.policy = Policy::batch_invariant(256)},
+                                   limits);
+      ASSERT_TRUE(succeeded(step->run(backend(), stream())));
+      if (expected.empty()) expected = step->batch.result_bits();
+      EXPECT_EQ(step->batch.result_bits(), expected) << "heads " << heads << " workers " << workers;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace latte::testkit

@@ -1,0 +1,145 @@
+// Graphs that are captured once and replayed with other lengths, and streams side by side.
+#include <cstring>
+
+#include <gtest/gtest.h>
+
+#include "tests/gpu/support.hpp"
+
+namespace latte::testkit {
+namespace {
+
+class GpuGraph : public OnGpu {};
+class GpuStreams : public OnGpu {};
+
+constexpr int kLayers = 3;
+
+// The batch has the longest lengths; steps change them in place. Requests without KV, without query tokens, and padding
+// (one query token, no KV) among them; query lengths that are no power of two.
+const std::vector<std::vector<RequestLengths>> kSteps = {
+    {{3, 500}, {1, 700}, {5, 90}, {2, 64}, {7, 333}, {1, 1}}, {{1, 17}, {1, 18}, {1, 19}, {1, 20}, {1, 21}, {1, 22}},
+    {{7, 700}, {0, 0}, {3, 3}, {6, 130}, {1, 0}, {1, 0}},     {{0, 0}, {0, 5}, {0, 0}, {0, 0}, {0, 0}, {5, 600}},
+    {{1, 0}, {1, 0}, {1, 0}, {1, 0}, {1, 0}, {1, 0}},         {{3, 500}, {1, 700}, {5, 90}, {2, 64}, {7, 333}, {1, 1}},
+};
+
+void expect_untouched_from(const DecodeBatch& batch, std::int64_t token) {
+  const std::int64_t rows = batch.out().view().shape[0];
+  for (; token < rows; ++token)
+    for (std::int32_t head = 0; head < batch.description().heads; ++head) {
+      const std::vector<std::byte> poison(static_cast<std::size_t>(batch.out().row_bytes()), std::byte{0xff});
+      ASSERT_EQ(std::memcmp(batch.out().row(token, head), poison.data(), poison.size()), 0)
+          << "row " << token << " belongs to no request and was written";
+    }
+}
+
+// Planning and three layers in one graph. Each layer has its own cache and outputs.
+TEST_F(GpuGraph, CapturedOnceServesStepsOfOtherLengths) {
+  for (std::int32_t heads : {3, 16, 64, 128}) {
+    std::vector<std::unique_ptr<DeviceStep>> layers;
+    for (int layer = 0; layer < kLayers; ++layer) {
+      DecodeCase c = gpu_case({{7, 700}, {7, 700}, {7, 700}, {7, 700}, {7, 700}, {7, 700}}, heads, 16);
+      c.seed = 100 + static_cast<std::uint64_t>(layer);
+      layers.push_back(DeviceStep::make(backend(), c));
+    }
+    DeviceStep& first = *layers.front();
+    const DeviceLengths lengths = first.device.lengths();
+    const Result<Graph> graph = Graph::capture(backend(), stream(), [&]() -> Status {
+      const auto metadata = first.builder.build_on_device(0, lengths, stream());
+      if (!metadata) return metadata.status();
+      for (const auto& layer : layers)
+        if (Status status = decode(*metadata, layer->args(stream())); !status) return status;
+      return {};
+    });
+    ASSERT_TRUE(succeeded(graph.status()));
+
+    for (const auto& requests : kSteps) {
+      Lengths step(requests);
+      // The oracle is slow: many heads get short requests.
+      if (heads > 16)
+        for (std::int32_t& length : step.seq_lens) length = (length + 3) / 4;
+      ASSERT_TRUE(succeeded(first.device.set_lengths(step.view())));
+      for (const auto& layer : layers) {
+        layer->batch.poison_outputs();
+        ASSERT_TRUE(succeeded(layer->device.upload_outputs(layer->batch)));
+      }
+      ASSERT_TRUE(succeeded(graph->launch(stream())));
+      ASSERT_TRUE(succeeded(backend().synchronize(stream())));
+      for (const auto& layer : layers) {
+        ASSERT_TRUE(succeeded(layer->device.download_outputs(layer->batch)));
+        const DecodeCase& c = layer->batch.description();
+        const DecodeArgs args = layer->batch.args();
+        const OracleResult oracle = decode_oracle(c.problem(), step.view(), args);
+        const Comparison result = compare(args.out, args.lse, oracle, c.tolerance(oracle.max_abs_score));
+        EXPECT_TRUE(result.ok) << "heads " << heads << " step " << &requests - kSteps.data() << ": " << result.message;
+        EXPECT_FALSE(layer->batch.guard_damage().has_value());
+        expect_untouched_from(layer->batch, oracle.tokens);
+      }
+    }
+  }
+}
+
+// Decode alone in the graph, the plan uploaded into the same slot before each replay.
+TEST_F(GpuGraph, OfDecodeAloneFollowsWhatIsBuiltIntoItsSlot) {
+  auto step = DeviceStep::make(backend(), gpu_case({{7, 700}, {7, 700}, {7, 700}, {7, 700}, {7, 700}, {7, 700}}, 16));
+  auto metadata = step->builder.build(0, step->batch.lengths(), stream());
+  ASSERT_TRUE(succeeded(metadata.status()));
+  const Result<Graph> graph =
+      Graph::capture(backend(), stream(), [&] { return decode(*metadata, step->args(stream())); });
+  ASSERT_TRUE(succeeded(graph.status()));
+  for (const auto& requests : kSteps) {
+    const Lengths lengths(requests);
+    step->batch.poison_outputs();
+    ASSERT_TRUE(succeeded(step->device.upload_outputs(step->batch)));
+    ASSERT_TRUE(succeeded(step->builder.build(0, lengths.view(), stream()).status()));
+    ASSERT_TRUE(succeeded(graph->launch(stream())));
+    ASSERT_TRUE(succeeded(backend().synchronize(stream())));
+    ASSERT_TRUE(succeeded(step->device.download_outputs(step->batch)));
+    const DecodeCase& c = step->batch.description();
+    const DecodeArgs args = step->batch.args();
+    const OracleResult oracle = decode_oracle(c.problem(), lengths.view(), args);
+    const Comparison result = compare(args.out, args.lse, oracle, c.tolerance(oracle.max_abs_score));
+    EXPECT_TRUE(result.ok) << result.message;
+  }
+}
+
+TEST_F(GpuGraph, HostPlansAreRefusedWhileTheStreamIsCaptured) {
+  auto step = DeviceStep::make(backend(), gpu_case({{1, 64}}, 16));
+  const Result<Graph> graph = Graph::capture(
+      backend(), stream(), [&] { return step->builder.build(0, step->batch.lengths(), stream()).status(); });
+  EXPECT_EQ(graph.status().code(), Code::unsupported);
+  EXPECT_EQ(graph.status().field(), "stream");
+  EXPECT_TRUE(succeeded(step->run(backend(), stream()))) << "the stream works again";
+}
+
+// Every launch wants all multiprocessors at once; two streams of them must take turns and end.
+TEST_F(GpuStreams, TwoAtOnceNeitherHangNorDisturbEachOther) {
+  constexpr int kRounds = 40;
+  const OwnedStream other = OwnedStream::create(backend()).value();
+  const Stream streams[] = {stream(), other.get()};
+  const DecodeCase shapes[] = {gpu_case({{1, 3000}, {2, 500}, {1, 64}}, 16),
+                               gpu_case({{1, 2000}, {1, 90}, {3, 333}}, 128)};
+  for (const DecodeCase& shape : shapes) {
+    std::vector<std::unique_ptr<DeviceStep>> steps;
+    std::vector<std::vector<std::byte>> expected;
+    for (int i = 0; i < 2; ++i) {
+      DecodeCase c = shape;
+      c.seed = 7 + static_cast<std::uint64_t>(i);
+      steps.push_back(DeviceStep::make(backend(), c, {.slots = 2}));
+      ASSERT_TRUE(succeeded(steps.back()->run(backend(), streams[i])));
+      expected.push_back(steps.back()->batch.result_bits());
+    }
+    for (int n = 0; n < kRounds; ++n)
+      for (std::size_t i = 0; i < 2; ++i) {
+        const auto metadata = steps[i]->builder.build(n % 2, steps[i]->batch.lengths(), streams[i]);
+        ASSERT_TRUE(succeeded(metadata.status()));
+        ASSERT_TRUE(succeeded(decode(*metadata, steps[i]->args(streams[i]))));
+      }
+    for (std::size_t i = 0; i < 2; ++i) {
+      ASSERT_TRUE(succeeded(backend().synchronize(streams[i])));
+      ASSERT_TRUE(succeeded(steps[i]->device.download_outputs(steps[i]->batch)));
+      EXPECT_EQ(steps[i]->batch.result_bits(), expected[i]);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace latte::testkit

@@ -1,0 +1,75 @@
+#!/bin/sh
+# check_kernels.sh OBJECTS BUDGET: do the kernels stay in registers, as ptxas reported when they were compiled?
+#   OBJECTS  a directory with the *.ptxas files that scripts/keep_ptxas_report leaves beside each object
+#   BUDGET   lines "pattern registers [shared]": kernels whose name matches the extended regular expression may use so
+#            many registers and so many bytes of static shared memory, at most; the first line that matches counts
+# Every kernel must have neither spills nor a stack, and every line of the budget must match a kernel.
+# Exits 77 (skipped) when there is nothing to look at, 1 when something is wrong.
+set -eu
+
+objects=$1
+budget=$2
+reports=$(find "$objects" -name '*.ptxas' 2>/dev/null | sort)
+if [ -z "$reports" ]; then
+  echo "no kernels were compiled"
+  exit 77
+fi
+[ -f "$budget" ] || budget=/dev/null
+
+# One kernel a line: name, stack, spill stores, spill loads, registers, static shared memory. Names are demangled where
+# something is there to do it; patterns should match either way.
+# shellcheck disable=SC2086
+awk '
+  /Compiling entry function/ { split($0, quoted, "\047"); name = quoted[2]; next }
+  /bytes stack frame/ { stack = $1; stores = $5; loads = $9; next }
+  /Used [0-9]+ registers/ {
+    registers = shared = 0
+    for (i = 1; i <= NF; ++i) {
+      if ($(i + 1) ~ /^registers/) registers = $i
+      if ($(i + 1) == "bytes" && $(i + 2) ~ /^smem/) shared = $i
+    }
+    if (name != "") print name, stack, stores, loads, registers, shared
+    name = ""
+  }
+' $reports | if command -v c++filt >/dev/null 2>&1; then c++filt -p; else cat; fi | sed 's/ \([*&]\)/\1/g' |
+  awk -v budget="$budget" '
+  BEGIN {
+    while ((getline line < budget) > 0) {
+      sub(/#.*/, "", line)
+      fields = split(line, field, /[ \t]+/)
+      if (field[1] == "") { for (i = 1; i < fields; ++i) field[i] = field[i + 1]; --fields }
+      if (fields < 2 || field[1] == "") continue
+      pattern[++rules] = field[1]
+      most[rules] = field[2]
+      most_shared[rules] = fields >= 3 && field[3] != "" ? field[3] : -1
+    }
+  }
+  {
+    # A demangled name may hold spaces: the numbers are the last five fields.
+    name = $1
+    for (i = 2; i <= NF - 5; ++i) name = name " " $i
+    stack = $(NF - 4); stores = $(NF - 3); loads = $(NF - 2); registers = $(NF - 1); shared = $NF
+    ++kernels
+    if (stack + stores + loads > 0) {
+      printf "%s: %d bytes of stack, %d spilled, %d loaded back\n", name, stack, stores, loads
+      bad = 1
+    }
+    for (i = 1; i <= rules; ++i) {
+      if (name !~ pattern[i]) continue
+      ++matched[i]
+      if (registers > most[i]) { printf "%s: %d registers, the budget is %d\n", name, registers, most[i]; bad = 1 }
+      if (most_shared[i] >= 0 && shared > most_shared[i]) {
+        printf "%s: %d bytes of shared memory, the budget is %d\n", name, shared, most_shared[i]
+        bad = 1
+      }
+      break
+    }
+  }
+  END {
+    for (i = 1; i <= rules; ++i)
+      if (!matched[i]) { printf "%s: no kernel matches this line of the budget\n", pattern[i]; bad = 1 }
+    if (kernels == 0) { print "the reports name no kernel"; bad = 1 }
+    for (i = 1; i <= rules; ++i) within += matched[i]
+    if (!bad) printf "%d kernels: no spills, no stack; %d of them within their budgets\n", kernels, within
+    exit bad
+  }'

@@ -1,0 +1,84 @@
+#!/bin/sh
+# Shows that `scripts/results_table --check` can fail: a tree of made-up results, then one mistake at a time.
+set -eu
+
+table=$(dirname "$0")/../../scripts/results_table
+tree=$(mktemp -d)
+trap 'rm -rf "$tree"' EXIT
+mkdir -p "$tree/bench/results/h200" "$tree/docs/kernels"
+pages='README.md docs/kernels/sm90_swapped.md docs/kernels/sm90_plain.md'
+for page in $pages; do
+  printf '# x\n\n<!-- h200:begin -->\nold\n<!-- h200:end -->\n\nrest\n' >"$tree/$page"
+done
+cat >"$tree/bench/results/h200/peers.json" <<END
+{
+ "rows": [
+  {"spec": "64q1s4k", "heads": 16, "flashmla_us": 82.8, "fa3_us": 89.3},
+  {"spec": "1q1s64k_63q1s2k", "heads": 128, "flashmla_us": 70.9, "fa3_us": 60.5}
+ ]
+}
+END
+
+failed=0
+
+# expect STATUS NAME [WHAT THE OUTPUT MUST CONTAIN] [OPTION]
+expect() {
+  got=0
+  sh "$table" "${4---check}" "$tree" >"$tree/log" 2>&1 || got=$?
+  if [ "$got" -ne "$1" ] || { [ -n "${3-}" ] && ! grep -qF -e "$3" "$tree/log"; }; then
+    echo "$2: expected $1 ${3-}, got $got:"
+    cat "$tree/log"
+    failed=1
+  fi
+}
+
+# result SPEC HEADS TIME [REST]: a line as `latte bench --json` writes it.
+result() {
+  printf '{"op":"decode","backend":"cuda","kernel":"sm90_%s","spec":"%s","heads":%d,"page":64,"kv":"bf16",' \
+    "$([ "$2" -gt 32 ] && echo plain64_pair || echo swapped16)" "$1" "$2"
+  printf '"policy":"balanced","time_us":%s,"machine":"a GPU","commit":"abc",%s}\n' "$3" \
+    "${4-\"overlap\":\"off\",\"working_set\":0}"
+}
+
+expect 77 'no results' 'no results'
+results=$tree/bench/results/h200/a.jsonl
+result 64q1s4k 16 80.04 >"$results"
+expect 1 'a row without a result' 'no result for 1q1s64k_63q1s2k with 128 heads'
+{
+  result 64q1s4k 16 75.04
+  result 64q1s4k 16 60 '"overlap":"on","working_set":0'
+  result 64q1s4k 16 90 '"overlap":"off","working_set":1000000000'
+  result 1q1s64k_63q1s2k 128 55
+} >>"$results"
+expect 1 'old tables' 'README.md: its table is not that'
+expect 0 'tables written' '' --write
+expect 0 'tables that are right'
+
+# The faster run of two; the reference of the anchors; the better peer.
+for row in '| `64q1s4k` | 16 | 75.0 | 68.4 | 1.10 | 82.8 FlashMLA | 1.10 |' '| 55.0 | 72.3 | 0.76 | 60.5 FA3 | 1.10 |'; do
+  if ! grep -qF -e "$row" "$tree/README.md"; then
+    echo "README.md lacks $row:"
+    cat "$tree/README.md"
+    failed=1
+  fi
+done
+for page in $pages; do
+  if [ "$(tail -1 "$tree/$page")" != rest ]; then
+    echo "$page: what follows the table is gone"
+    failed=1
+  fi
+done
+grep -qF '| 75.0 | 68.4 | 1.10 | 60.0 | 90.0 | 82.8 FlashMLA |' "$tree/docs/kernels/sm90_swapped.md" || {
+  cat "$tree/docs/kernels/sm90_swapped.md"
+  failed=1
+}
+
+sed 's/| 75.0 |/| 74.0 |/' "$tree/README.md" >"$tree/changed"
+cp "$tree/changed" "$tree/README.md"
+expect 1 'a number changed by hand' '| 74.0 |'
+expect 0 'tables written again' '' --write
+grep -v 'h200:end' "$tree/docs/kernels/sm90_plain.md" >"$tree/changed"
+cp "$tree/changed" "$tree/docs/kernels/sm90_plain.md"
+expect 1 'a marker is missing' 'sm90_plain.md: wants one'
+
+exit "$failed"

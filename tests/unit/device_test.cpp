@@ -1,0 +1,152 @@
+// The device side as far as it goes without a device: what the CPU backend answers, what a GPU would choose, plans that
+// come from elsewhere.
+#include "latte/device.hpp"
+
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "core/hashed_normal.hpp"
+#include "latte/latte.hpp"
+#include "tests/unit/bad_input.hpp"
+
+namespace latte {
+namespace {
+
+int something = 0;
+const Stream kSomeStream = &something;
+
+TEST(DeviceOnCpu, MemoryIsTheHosts) {
+  const Backend backend = Backend::open({.threads = 1}).value();
+  EXPECT_FALSE(backend.on_device());
+  DeviceMemory memory = DeviceMemory::allocate(backend, 1000).value();
+  ASSERT_NE(memory.data(), nullptr);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(memory.data()) % 256, 0u);
+  const char text[] = "latte";
+  char back[sizeof text] = {};
+  EXPECT_TRUE(copy_to_device(backend, memory.data(), text, sizeof text).ok());
+  const DeviceMemory moved = std::move(memory);
+  EXPECT_TRUE(copy_to_host(backend, back, moved.data(), sizeof back).ok());
+  EXPECT_STREQ(back, text);
+  EXPECT_TRUE(backend.synchronize().ok());
+}
+
+TEST(DeviceOnCpu, StreamsGraphsAndTimersAreUnsupported) {
+  const Backend backend = Backend::open({.threads = 1}).value();
+  EXPECT_EQ(OwnedStream::create(backend).status().code(), Code::unsupported);
+  EXPECT_EQ(Graph::begin_capture(backend, nullptr).code(), Code::unsupported);
+  EXPECT_EQ(Graph::end_capture(backend, nullptr).status().code(), Code::unsupported);
+  EXPECT_EQ(Timer::create(backend).status().code(), Code::unsupported);
+}
+
+TEST(DeviceOnCpu, AStreamIsAnErrorEverywhere) {
+  const Backend backend = Backend::open({.threads = 1}).value();
+  bad_input::Step step;
+  auto builder = MetadataBuilder::create(backend, step.problem, step.limits).value();
+  const auto metadata = builder.build(0, step.lengths()).value();
+  DecodeArgs args = step.args();
+  args.stream = kSomeStream;
+  EXPECT_EQ(decode(metadata, args).field(), "stream");
+  EXPECT_TRUE(step.untouched());
+  EXPECT_EQ(builder.build(0, step.lengths(), kSomeStream).status().field(), "stream");
+  EXPECT_EQ(builder.copy_plan(metadata, kSomeStream).status().field(), "stream");
+  EXPECT_EQ(backend.synchronize(kSomeStream).field(), "stream");
+  EXPECT_EQ(write_kv(backend, {.stream = kSomeStream}).field(), "stream");
+  EXPECT_EQ(merge(backend, {}, {}, {}, kSomeStream).field(), "stream");
+  EXPECT_EQ(builder.build_on_device(0, {}, nullptr).status().code(), Code::unsupported);
+  EXPECT_EQ(Backend::open({.threads = 1, .device = 1}).status().field(), "device");
+}
+
+TEST(DeviceOnCpu, FillsWithTheNumbersADeviceWouldUse) {
+  const Backend backend = Backend::open({.threads = 1}).value();
+  std::vector<float> values(10'000);
+  ASSERT_TRUE(fill_random(backend, {.data = values.data(), .dtype = Dtype::f32, .count = 10'000, .seed = 7}).ok());
+  double sum = 0, squares = 0;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    ASSERT_EQ(values[i], hashed_normal(7, i));
+    sum += static_cast<double>(values[i]);
+    squares += static_cast<double>(values[i]) * static_cast<double>(values[i]);
+  }
+  EXPECT_NEAR(sum / 1e4, 0, 0.05);
+  EXPECT_NEAR(squares / 1e4, 1, 0.05);
+  EXPECT_EQ(fill_random(backend, {.data = values.data(), .dtype = Dtype::u8, .count = 1}).field(), "dtype");
+}
+
+TEST(PlanCopy, OfAStepOnTheHostIsItsPlan) {
+  const Backend backend = Backend::open({.threads = 2}).value();
+  bad_input::Step step;
+  auto builder = MetadataBuilder::create(backend, step.problem, step.limits).value();
+  const auto metadata = builder.build(0, step.lengths()).value();
+  EXPECT_FALSE(metadata.on_device());
+  const auto copy = builder.copy_plan(metadata);
+  ASSERT_TRUE(copy.ok()) << copy.status().message();
+  const auto equal = [](const auto& a, const auto& b) { return std::equal(a.begin(), a.end(), b.begin(), b.end()); };
+  EXPECT_TRUE(equal(copy->plan().work_meta_data, metadata.plan().work_meta_data));
+  EXPECT_TRUE(equal(copy->plan().work_info_set, metadata.plan().work_info_set));
+  EXPECT_TRUE(equal(copy->plan().reduce_final_map, metadata.plan().reduce_final_map));
+  EXPECT_TRUE(check_plan(builder.plan_config(), step.lengths(), copy->plan()).ok());
+}
+
+TEST(PlanCopy, WordsThatAreNoPlanAreRefused) {
+  const PlanConfig config{.heads = 4, .workers = 3, .limits = {.max_requests = 2, .max_kv_tokens = 500}};
+  const std::vector<std::int32_t> seq_lens{100, 500}, query_start{0, 1, 2};
+  std::vector<std::int32_t> words(static_cast<std::size_t>(plan_sizes(config).value().words));
+  ASSERT_TRUE(make_plan(config, {.seq_lens = seq_lens, .query_start = query_start}, words).ok());
+  ASSERT_TRUE(view_plan(words).ok());
+  EXPECT_EQ(view_plan(std::span(words).first(5)).status().code(), Code::corrupt_plan);
+  for (const MetaField field :
+       {kMetaVersion, kMetaWorkers, kMetaRecords, kMetaTiles, kMetaPartials, kMetaOffsetIndptr, kMetaOffsetRecords,
+        kMetaOffsetReduceIndptr, kMetaOffsetReduceFinal, kMetaOffsetReducePartial})
+    for (const std::int32_t wild : {-1, 1 << 30}) {
+      std::vector<std::int32_t> broken = words;
+      broken[static_cast<std::size_t>(field)] = wild;
+      EXPECT_EQ(view_plan(broken).status().code(), Code::corrupt_plan) << "field " << field << " = " << wild;
+    }
+}
+
+// The choice needs no GPU: buffers can be sized and plans looked at anywhere.
+TEST(CudaChoice, IsTheSameEverywhere) {
+  const Limits limits{.max_requests = 64, .max_kv_tokens = 4096};
+  const auto choice = choose_for({.backend = "cuda", .workers = 132}, {.heads = 16}, limits);
+  ASSERT_TRUE(choice.ok()) << choice.status().message();
+  EXPECT_FALSE(choice->kernel.empty());
+  EXPECT_FALSE(choice->reason.empty());
+  EXPECT_EQ(choice->plan.workers, 132);
+  EXPECT_EQ(choice->plan.heads, 16);
+  const auto again = choose_for({}, {.heads = 16}, limits);
+  EXPECT_EQ(again->kernel, choice->kernel) << "the default is an H200";
+  EXPECT_EQ(choose_for({.backend = "cpu", .workers = 8}, {.heads = 16}, limits)->plan.workers, 8);
+}
+
+TEST(CudaChoice, SaysWhatItDoesNotServe) {
+  const Limits limits{.max_requests = 64, .max_kv_tokens = 4096};
+  const auto fp8 = choose_for({}, {.heads = 16, .kv_format = KvFormat::fp8_e4m3}, limits);
+  EXPECT_EQ(fp8.status().code(), Code::unsupported);
+  EXPECT_NE(fp8.status().message().find("fp8 caches come later on cuda"), std::string::npos);
+  EXPECT_EQ(choose_for({}, {.heads = 0}, limits).status().code(), Code::invalid_argument);
+  EXPECT_EQ(choose_for({.backend = "tpu"}, {.heads = 16}, limits).status().field(), "backend");
+  EXPECT_EQ(choose_for({.workers = 0}, {.heads = 16}, limits).status().field(), "workers");
+  EXPECT_EQ(choose_for({.workers = 100}, {.heads = 16}, {.max_requests = 1, .max_kv_tokens = 1, .workers = 101})
+                .status()
+                .field(),
+            "limits.workers");
+}
+
+// With a GPU it opens; without one, or without the toolkit at build time, it says so and the CPU is there.
+TEST(CudaOpen, WorksOrSaysWhyNot) {
+  const auto cuda = Backend::open({.name = "cuda"});
+  if (cuda.ok()) {
+    EXPECT_TRUE(cuda->on_device());
+    EXPECT_FALSE(cuda->info().device.empty());
+    EXPECT_FALSE(cuda->info().kernels.empty());
+  } else {
+    EXPECT_EQ(cuda.status().code(), Code::unsupported);
+    EXPECT_TRUE(cuda.status().field() == "name" || cuda.status().field() == "device") << cuda.status().message();
+    EXPECT_FALSE(cuda.status().got().empty());
+  }
+  EXPECT_TRUE(Backend::open({.threads = 1}).ok());
+}
+
+}  // namespace
+}  // namespace latte
