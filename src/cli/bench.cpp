@@ -24,15 +24,20 @@ struct BenchOptions {
   std::string working_set = "0";
   std::int32_t repeats = 0;
   double min_time = 0.5;
+  std::string overlap = "off";
   bool json = false;
   ShapeOptions shape;
+  ShapeOptions::Sweeps sweeps;
   BackendChoice backend;
 };
 
 // Everything that can be wrong with the options, found before anything is measured.
 struct BenchPlan {
-  std::vector<BatchSpec> specs;
-  Shape shape;
+  struct Row {
+    BatchSpec spec;
+    Shape shape;
+  };
+  std::vector<Row> rows;
   BenchSettings settings;
 };
 
@@ -40,13 +45,18 @@ Result<BenchPlan> prepare(const BenchOptions& options) {
   BenchPlan plan;
   if (options.op != "decode") return Status(Code::unsupported, "--op", "decode", fmt::format("'{}'", options.op));
   for (const std::string& text : options.specs) {
-    Result<BatchSpec> spec = parse_batch_spec(text);
+    const Result<BatchSpec> spec = parse_batch_spec(text);
     if (!spec) return spec.status();
-    plan.specs.push_back(std::move(*spec));
+    for (const std::int32_t heads : options.sweeps.heads)
+      for (const std::int32_t page : options.sweeps.pages) {
+        ShapeOptions one = options.shape;
+        one.heads = heads;
+        one.page = page;
+        const Result<Shape> shape = resolve(one);
+        if (!shape) return shape.status();
+        plan.rows.push_back({*spec, *shape});
+      }
   }
-  const Result<Shape> shape = resolve(options.shape);
-  if (!shape) return shape.status();
-  plan.shape = *shape;
   const Result<Policy> policy = parse_policy(options.policy);
   if (!policy) return policy.status();
   plan.settings.policy = *policy;
@@ -59,6 +69,9 @@ Result<BenchPlan> prepare(const BenchOptions& options) {
     return Status(Code::invalid_argument, "--min-time", "0 to 3600 seconds", fmt::format("{}", options.min_time));
   plan.settings.repeats = options.repeats;
   plan.settings.min_seconds = options.min_time;
+  if (options.overlap != "on" && options.overlap != "off")
+    return Status(Code::invalid_argument, "--overlap", "on or off", fmt::format("'{}'", options.overlap));
+  plan.settings.overlap = options.overlap == "on";
   return plan;
 }
 
@@ -67,16 +80,21 @@ struct TwoCeilings {
   Ceilings before, after;
 
   Ceilings best() const {
-    return {.read_gbps = std::max(before.read_gbps, after.read_gbps), .tflops = std::max(before.tflops, after.tflops)};
+    return {.read_gbps = std::max(before.read_gbps, after.read_gbps),
+            .tflops = std::max(before.tflops, after.tflops),
+            .clock_mhz = std::max(before.clock_mhz, after.clock_mhz)};
   }
 };
 
-std::string machine_text(const MachineInfo& info) {
+std::string machine_text(const MachineInfo& info, const Ceilings& ceilings) {
+  if (!info.device.empty())
+    return fmt::format("{}, {}, {}, {:.0f} MHz under load", info.device, info.features, info.driver,
+                       ceilings.clock_mhz);
   return fmt::format("{}, {} thread{}", info.cpu, info.threads, info.threads == 1 ? "" : "s");
 }
 
 void print_json(const BenchRow& row, const Ceilings& ceilings, const MachineInfo& info) {
-  const nlohmann::ordered_json json = {
+  nlohmann::ordered_json json = {
       {"op", "decode"},
       {"backend", info.backend},
       {"kernel", row.kernel},
@@ -95,30 +113,45 @@ void print_json(const BenchRow& row, const Ceilings& ceilings, const MachineInfo
       {"floor_us", row.floor_us(ceilings)},
       {"over_floor", row.over_floor(ceilings)},
       {"ceilings", {{"read_gbps", ceilings.read_gbps}, {"tflops", ceilings.tflops}}},
-      {"machine", machine_text(info)},
+      {"machine", machine_text(info, ceilings)},
       {"commit", kCommit},
   };
+  if (row.on_device) {
+    json["plan_host_us"] = row.plan_host.median_us;
+    json["overlap"] = row.overlap ? "on" : "off";
+    json["working_set"] = row.working_set_bytes;
+    json["ceilings"]["clock_mhz"] = ceilings.clock_mhz;
+  }
   fmt::print("{}\n", json.dump());
+}
+
+// A device's ceilings are the same for all its kernels.
+std::string ceiling_key(const MachineInfo& info, const std::string& kernel) {
+  return info.device.empty() ? "kernel " + kernel : info.device;
 }
 
 void print_text(const std::vector<BenchRow>& rows, const std::map<std::string, TwoCeilings>& ceilings,
                 const MachineInfo& info) {
-  fmt::print("{}; {}; latte {} ({})\n", machine_text(info), compiler(), version(), kCommit);
+  fmt::print("{}; {}; latte {} ({})\n", machine_text(info, ceilings.begin()->second.best()), compiler(), version(),
+             kCommit);
   for (const auto& [kernel, two] : ceilings)
     fmt::print(
         "ceilings for {}: reads {:.1f} GB/s (before) {:.1f} (after), arithmetic {:.4g} TFLOP/s (before) {:.4g} "
         "(after)\n",
         kernel, two.before.read_gbps, two.after.read_gbps, two.before.tflops, two.after.tflops);
-  Table table({"spec", "kernel", "policy", ">heads", ">page", "kv", ">time us", ">spread us", ">plan us", ">GB/s",
-               ">TFLOP/s", ">floor us", ">time/floor"});
+  std::vector<std::string> headings = {"spec",     "kernel",    "policy",     ">heads",   ">page",
+                                       "kv",       ">time us",  ">spread us", ">plan us", ">GB/s",
+                                       ">TFLOP/s", ">floor us", ">time/floor"};
+  if (!info.device.empty()) headings.push_back(">host plan us");
+  Table table(headings);
   for (const BenchRow& row : rows) {
-    const Ceilings best = ceilings.at(row.kernel).best();
+    const Ceilings best = ceilings.at(ceiling_key(info, row.kernel)).best();
     table.add({row.spec, row.kernel, policy_text(row.policy), fmt::format("{}", row.description.heads),
                fmt::format("{}", row.description.page_size), kv_format_name(row.description.kv_format),
                fmt::format("{:.1f}", row.time.median_us), fmt::format("{:.1f}", row.time.spread_us),
                fmt::format("{:.2f}", row.plan.median_us), fmt::format("{:.2f}", row.gbps()),
                fmt::format("{:.4f}", row.tflops()), fmt::format("{:.1f}", row.floor_us(best)),
-               fmt::format("{:.2f}", row.over_floor(best))});
+               fmt::format("{:.2f}", row.over_floor(best)), fmt::format("{:.2f}", row.plan_host.median_us)});
   }
   fmt::print("{}", table.text());
 }
@@ -126,43 +159,53 @@ void print_text(const std::vector<BenchRow>& rows, const std::map<std::string, T
 int run(const BenchOptions& options) {
   const Result<BenchPlan> plan = prepare(options);
   if (!plan) return fail(plan.status());
-  const Result<Backend> backend = Backend::open(
-      {.name = options.backend.name, .threads = options.backend.threads, .kernel = options.backend.kernel});
+  const Result<Backend> backend = options.backend.open();
   if (!backend) return fail(backend.status());
-  const Support support = backend->supports(plan->shape.problem);
-  if (!support.ok) return fail(support.reason);
+  if (plan->settings.overlap && !backend->on_device())
+    return fail(Status(Code::unsupported, "--overlap", "off: only a device's kernels can overlap", "on"));
+  const MachineInfo info = backend->info();
+  std::map<std::string, std::string> kernels;  // whose ceilings are measured, by ceiling_key
+  for (const BenchPlan::Row& row : plan->rows) {
+    const Support support = backend->supports(row.shape.problem);
+    if (!support.ok) return fail(support.reason);
+    kernels.try_emplace(ceiling_key(info, support.kernel), support.kernel);
+  }
 
   std::map<std::string, TwoCeilings> ceilings;
   std::vector<BenchRow> rows;
   {
-    Progress progress("measuring", plan->specs.size() + 2);
+    Progress progress("measuring", plan->rows.size() + 2);
+    const auto measure_ceilings = [&](Ceilings TwoCeilings::*when) -> Status {
+      for (const auto& [key, kernel] : kernels) {
+        const Result<Ceilings> measured = backend->measure_ceilings(kernel);
+        if (!measured) return measured.status();
+        ceilings[key].*when = *measured;
+      }
+      return {};
+    };
     progress.step(0, "this machine's ceilings");
-    const Result<Ceilings> before = backend->measure_ceilings(support.kernel);
-    if (!before) return fail(before.status());
-    ceilings[support.kernel].before = *before;
-    for (std::size_t i = 0; i < plan->specs.size(); ++i) {
-      progress.step(i + 1, plan->specs[i].text);
-      Result<BenchRow> row = measure(*backend, plan->specs[i], make_case(plan->specs[i], plan->shape), plan->settings);
+    if (const Status status = measure_ceilings(&TwoCeilings::before); !status.ok()) return fail(status);
+    for (std::size_t i = 0; i < plan->rows.size(); ++i) {
+      const auto& [spec, shape] = plan->rows[i];
+      progress.step(i + 1, spec.text);
+      const testkit::DecodeCase description = make_case(spec, shape);
+      Result<BenchRow> row = backend->on_device() ? measure_on_device(*backend, spec, description, plan->settings)
+                                                  : measure(*backend, spec, description, plan->settings);
       if (!row) {
         progress.clear();
         return fail(row.status());
       }
+      kernels.try_emplace(ceiling_key(info, row->kernel), row->kernel);
       rows.push_back(std::move(*row));
     }
-    progress.step(plan->specs.size() + 1, "the ceilings again");
-    for (const BenchRow& row : rows) ceilings.try_emplace(row.kernel);
-    for (auto& [kernel, two] : ceilings) {
-      const Result<Ceilings> after = backend->measure_ceilings(kernel);
-      if (!after) return fail(after.status());
-      two.after = *after;
-    }
+    progress.step(plan->rows.size() + 1, "the ceilings again");
+    if (const Status status = measure_ceilings(&TwoCeilings::after); !status.ok()) return fail(status);
   }
-  const MachineInfo info = backend->info();
   if (!options.json) {
     print_text(rows, ceilings, info);
     return kExitOk;
   }
-  for (const BenchRow& row : rows) print_json(row, ceilings.at(row.kernel).best(), info);
+  for (const BenchRow& row : rows) print_json(row, ceilings.at(ceiling_key(info, row.kernel)).best(), info);
   return kExitOk;
 }
 
@@ -182,16 +225,23 @@ void add_bench(CLI::App& app, Action& action) {
   command->add_option("--repeats", options->repeats, "Timed calls a row; 0 = as many as --min-time takes")
       ->capture_default_str();
   command->add_option("--min-time", options->min_time, "Seconds of timed calls a row, at least")->capture_default_str();
+  command
+      ->add_option("--overlap", options->overlap,
+                   "Device: on lets a call's kernel start while the one before it ends (dependent launch)")
+      ->capture_default_str();
   command->add_flag("--json", options->json, "One JSON object a row on stdout");
-  options->shape.add_to(*command);
+  options->shape.add_to(*command, &options->sweeps);
   options->backend.add_to(*command);
   command->footer(
       "time is the median of single calls, spread their interquartile range, plan the building of the metadata apart.\n"
+      "On a device a graph of many calls is replayed: time is that of a replay over its calls, plan the planning\n"
+      "kernel's, the same way; calls follow each other on the same buffers unless --working-set asks for more.\n"
       "floor = max(FLOPs / arithmetic ceiling, bytes / read ceiling); bytes = KV once, q and out.\n"
       "Examples:\n"
       "  latte bench --spec 16q1s4k_4q4s1k --heads 16 --page 64 --kv bf16\n"
       "  latte bench --spec 8q1s8k 32q1s2k --model deepseek-v3 --tp 8 --working-set 1G --json\n"
-      "  latte bench --spec 1q1s64k_15q1s1k --policy uniform:1");
+      "  latte bench --spec 1q1s64k_15q1s1k --policy uniform:1\n"
+      "  latte bench --spec 64q1s4k 128q1s4k --heads 16 128 --page 64 --backend cuda --json");
   command->callback([options, &action] { action = [options] { return run(*options); }; });
 }
 

@@ -24,6 +24,7 @@ struct BenchSettings {
   std::int64_t working_set_bytes = 0;  // KV bytes to read before any is read again
   std::int32_t repeats = 0;            // exactly so many; 0 = by time
   double min_seconds = 0.5;
+  bool overlap = false;  // device: DecodeArgs::overlap_previous
 };
 
 // One measured case. Rates and floor follow from it and the ceilings.
@@ -33,6 +34,9 @@ struct BenchRow {
   testkit::DecodeCase description;
   Policy policy;
   Timing time, plan;
+  Timing plan_host;  // device: planning on the host and queueing the upload, while `plan` is the kernel's time
+  bool on_device = false, overlap = false;
+  std::int64_t working_set_bytes = 0;
   double bytes = 0;
   double flops = 0;
 
@@ -48,5 +52,11 @@ double visible_flops(const testkit::DecodeCase& description);
 
 Result<BenchRow> measure(const Backend& backend, const BatchSpec& spec, const testkit::DecodeCase& description,
                          const BenchSettings& settings);
+// The same on a device: many calls in one captured graph, so that the host's part is not in the times.
+Result<BenchRow> measure_on_device(const Backend& backend, const BatchSpec& spec,
+                                   const testkit::DecodeCase& description, const BenchSettings& settings);
+
+// Copies of the case that fill a working set: reading them in turn defeats the caches.
+Result<std::int32_t> working_set_copies(const testkit::DecodeCase& description, std::int64_t working_set_bytes);
 
 }  // namespace latte::cli

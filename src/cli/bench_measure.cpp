@@ -39,15 +39,12 @@ double quantile(std::span<const double> sorted, double q) {
 // Copies of the case in memory of their own, so that a round over them touches the whole working set.
 Result<std::vector<testkit::DecodeBatch>> make_batches(const testkit::DecodeCase& description,
                                                        std::int64_t working_set) {
-  const double one = std::max(kv_bytes(description), 1.0);
-  const double copies = std::max(1.0, std::ceil(static_cast<double>(working_set) / one));
-  if (copies > 65536)
-    return Status(Code::out_of_limits, "--working-set", "at most 65536 times the batch's KV bytes",
-                  fmt::format("{:.0f} times", copies));
-  if (Status status = check_memory(copies * description.bytes()); !status.ok()) return status;
+  const Result<std::int32_t> copies = working_set_copies(description, working_set);
+  if (!copies) return copies.status();
+  if (Status status = check_memory(*copies * description.bytes()); !status.ok()) return status;
   std::vector<testkit::DecodeBatch> batches;
   testkit::DecodeCase copy = description;
-  for (int i = 0; i < static_cast<int>(copies); ++i) {
+  for (std::int32_t i = 0; i < *copies; ++i) {
     copy.seed = description.seed + static_cast<std::uint64_t>(i);
     batches.emplace_back(copy, testkit::Fill::fast);
   }
@@ -55,6 +52,15 @@ Result<std::vector<testkit::DecodeBatch>> make_batches(const testkit::DecodeCase
 }
 
 }  // namespace
+
+Result<std::int32_t> working_set_copies(const testkit::DecodeCase& description, std::int64_t working_set_bytes) {
+  const double one = std::max(kv_bytes(description), 1.0);
+  const double copies = std::max(1.0, std::ceil(static_cast<double>(working_set_bytes) / one));
+  if (copies > 65536)
+    return Status(Code::out_of_limits, "--working-set", "at most 65536 times the batch's KV bytes",
+                  fmt::format("{:.0f} times", copies));
+  return static_cast<std::int32_t>(copies);
+}
 
 Timing summarize(std::span<double> samples_us) {
   if (samples_us.empty()) return {};
@@ -97,6 +103,8 @@ Result<BenchRow> measure(const Backend& backend, const BatchSpec& spec, const te
                .policy = settings.policy,
                .time = {},
                .plan = summarize(samples),
+               .plan_host = {},
+               .working_set_bytes = settings.working_set_bytes,
                .bytes = description.bytes(),
                .flops = visible_flops(description)};
 

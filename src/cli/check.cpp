@@ -1,4 +1,5 @@
 // latte check: the shared case grid on every usable kernel, against the fp64 oracle.
+#include <algorithm>
 #include <map>
 
 #include <fmt/format.h>
@@ -16,7 +17,7 @@ namespace latte::cli {
 namespace {
 
 struct CheckOptions {
-  BackendChoice backend{.name = "cpu", .kernel = "all", .threads = 0};
+  BackendChoice backend{.kernel = "all"};
   bool quick = false;
   bool json = false;
 };
@@ -38,13 +39,22 @@ struct Group {
 };
 
 struct Tally {
+  std::vector<std::string> kernels;
   std::map<std::pair<std::size_t, KvFormat>, Group> groups;  // by kernel's position and format
   std::vector<std::string> failures;
   std::int32_t runs = 0;
+  std::int32_t skipped = 0;  // cases that no kernel asked for serves
 
-  void add(std::size_t kernel, const testkit::DecodeCase& description, const Result<testkit::CaseReport>& report,
+  std::size_t position(const std::string& kernel) {
+    const auto found = std::find(kernels.begin(), kernels.end(), kernel);
+    if (found != kernels.end()) return static_cast<std::size_t>(found - kernels.begin());
+    kernels.push_back(kernel);
+    return kernels.size() - 1;
+  }
+
+  void add(const std::string& kernel, const testkit::DecodeCase& description, const Result<testkit::CaseReport>& report,
            const std::string& how) {
-    Group& group = groups[{kernel, description.kv_format}];
+    Group& group = groups[{position(kernel), description.kv_format}];
     ++runs;
     ++group.runs;
     if (report) {
@@ -67,36 +77,39 @@ std::vector<Policy> policies_for(std::size_t index, bool quick) {
   return quick ? std::vector<Policy>{all[index % all.size()]} : all;
 }
 
-// The backends to check: one for each kernel asked for.
-Result<std::vector<Backend>> open_backends(const BackendChoice& choice, std::vector<std::string>& names) {
-  const Result<Backend> first = Backend::open({.name = choice.name, .threads = choice.threads});
+// The backends to check: one for each kernel asked for. Those of a device cannot be asked for; the cases' shapes reach
+// all of them.
+Result<std::vector<Backend>> open_backends(BackendChoice choice, std::vector<std::string>& names) {
+  const bool all = choice.kernel == "all";
+  if (all) choice.kernel = "auto";
+  const Result<Backend> first = choice.open();
   if (!first) return first.status();
-  if (choice.kernel == "all") {
-    for (const KernelInfo& kernel : first->info().kernels)
-      if (kernel.usable) names.push_back(kernel.name);
-  } else {
+  if (!all || first->on_device()) {
     names.push_back(choice.kernel);
+    return std::vector<Backend>{*first};
   }
   std::vector<Backend> backends;
-  for (const std::string& name : names) {
-    Result<Backend> backend = Backend::open({.name = choice.name, .threads = choice.threads, .kernel = name});
+  for (const KernelInfo& kernel : first->info().kernels) {
+    if (!kernel.usable) continue;
+    names.push_back(choice.kernel = kernel.name);
+    Result<Backend> backend = choice.open();
     if (!backend) return backend.status();
     backends.push_back(std::move(*backend));
   }
   return backends;
 }
 
-void print_json(const CheckOptions& options, const std::vector<std::string>& kernels, std::size_t cases,
-                const Tally& tally) {
+void print_json(const CheckOptions& options, std::size_t cases, const Tally& tally) {
   nlohmann::ordered_json json = {{"backend", options.backend.name},
                                  {"quick", options.quick},
                                  {"cases", cases},
                                  {"runs", tally.runs},
+                                 {"skipped", tally.skipped},
                                  {"failed", tally.failures.size()},
                                  {"groups", nlohmann::ordered_json::array()},
                                  {"failures", tally.failures}};
   for (const auto& [key, group] : tally.groups)
-    json["groups"].push_back({{"kernel", kernels[key.first]},
+    json["groups"].push_back({{"kernel", tally.kernels[key.first]},
                               {"kv", kv_format_name(key.second)},
                               {"runs", group.runs},
                               {"failed", group.failed},
@@ -107,9 +120,9 @@ void print_json(const CheckOptions& options, const std::vector<std::string>& ker
   fmt::print("{}\n", json.dump());
 }
 
-void print_text(const std::vector<std::string>& kernels, std::size_t cases, const Tally& tally) {
+void print_text(std::size_t cases, const Tally& tally) {
   constexpr std::size_t kShownFailures = 20;
-  for (std::size_t k = 0; k < kernels.size(); ++k) {
+  for (std::size_t k = 0; k < tally.kernels.size(); ++k) {
     Table table(
         {"cache", ">runs", ">failed", ">out error", ">allowed", ">worst row", ">allowed", ">lse error", ">allowed"});
     for (const auto& [key, group] : tally.groups) {
@@ -119,45 +132,59 @@ void print_text(const std::vector<std::string>& kernels, std::size_t cases, cons
                  number(group.out.value), number(group.out.allowed), number(group.row.value), number(group.row.allowed),
                  number(group.lse.value), number(group.lse.allowed)});
     }
-    fmt::print("kernel {}\n{}\n", kernels[k], table.empty() ? "  serves none of the cases\n" : table.text("  "));
+    fmt::print("kernel {}\n{}\n", tally.kernels[k], table.empty() ? "  serves none of the cases\n" : table.text("  "));
   }
   for (std::size_t i = 0; i < std::min(tally.failures.size(), kShownFailures); ++i)
     fmt::print("FAILED {}\n", tally.failures[i]);
   if (tally.failures.size() > kShownFailures)
     fmt::print("... {} more failures\n", tally.failures.size() - kShownFailures);
+  if (tally.skipped > 0) fmt::print("{} cases are not for these kernels (`latte info` says what is)\n", tally.skipped);
   if (tally.failures.empty())
-    fmt::print("ok: {} cases, {} runs, all within tolerance of the fp64 oracle\n", cases, tally.runs);
+    fmt::print("ok: {} cases, {} runs, all within tolerance of the fp64 oracle\n",
+               cases - static_cast<std::size_t>(tally.skipped), tally.runs);
   else
     fmt::print("{} of {} runs failed\n", tally.failures.size(), tally.runs);
 }
 
 int run(const CheckOptions& options) {
-  std::vector<std::string> kernels;
-  const Result<std::vector<Backend>> backends = open_backends(options.backend, kernels);
+  std::vector<std::string> names;
+  const Result<std::vector<Backend>> backends = open_backends(options.backend, names);
   if (!backends) return fail(backends.status());
   const std::vector<testkit::DecodeCase> cases =
       testkit::case_grid(options.quick ? testkit::GridSize::quick : testkit::GridSize::full);
   Tally tally;
+  const bool device = backends->front().on_device();
+  if (!device) tally.kernels = names;
   {
     Progress progress("checking", cases.size());
     for (std::size_t i = 0; i < cases.size(); ++i) {
       progress.step(i, cases[i].spec());
-      testkit::PreparedCase prepared(cases[i]);
+      // A kernel made for some formats is not at fault for the others. The CPU's own choice has to serve everything.
+      const bool may_refuse = device || options.backend.kernel != "auto";
+      const auto serves = [&](const Backend& backend) {
+        return !may_refuse || backend.supports(cases[i].problem()).ok;
+      };
+      if (std::none_of(backends->begin(), backends->end(), serves)) {
+        ++tally.skipped;
+        continue;
+      }
+      testkit::PreparedCase prepared(testkit::for_backend(backends->front(), cases[i]));
       for (std::size_t k = 0; k < backends->size(); ++k) {
         const Backend& backend = (*backends)[k];
-        // A kernel made for some formats is not at fault for the others.
-        if (options.backend.kernel != "auto" && !backend.supports(cases[i].problem()).ok) continue;
-        for (const Policy& policy : policies_for(i, options.quick))
-          tally.add(k, cases[i], testkit::run_case(backend, prepared, {.policy = policy}),
-                    fmt::format("kernel={} policy={}", kernels[k], policy_text(policy)));
+        if (!serves(backend)) continue;
+        for (const Policy& policy : policies_for(i, options.quick)) {
+          const Result<testkit::CaseReport> report = testkit::run_case(backend, prepared, {.policy = policy});
+          tally.add(device && report ? report->kernel : names[k], cases[i], report,
+                    fmt::format("kernel={} policy={}", names[k], policy_text(policy)));
+        }
       }
     }
   }
   if (tally.runs == 0) return fail(fmt::format("kernel {} serves none of the cases", options.backend.kernel));
   if (options.json)
-    print_json(options, kernels, cases.size(), tally);
+    print_json(options, cases.size(), tally);
   else
-    print_text(kernels, cases.size(), tally);
+    print_text(cases.size(), tally);
   return tally.failures.empty() ? kExitOk : kExitCheckFailed;
 }
 
@@ -166,7 +193,9 @@ int run(const CheckOptions& options) {
 void add_check(CLI::App& app, Action& action) {
   auto options = std::make_shared<CheckOptions>();
   CLI::App* command = app.add_subcommand("check", "Run the case grid against the fp64 oracle");
-  command->add_option("--backend", options->backend.name, "Where to run: cpu")->capture_default_str();
+  command->add_option("--backend", options->backend.name, "Where to run: cpu or cuda")->capture_default_str();
+  command->add_option("--device", options->backend.device, "Which GPU, as the driver numbers them")
+      ->capture_default_str();
   command
       ->add_option("--kernel", options->backend.kernel,
                    "all = every usable one, auto = the one latte would choose, or a name")
@@ -179,7 +208,8 @@ void add_check(CLI::App& app, Action& action) {
       "Exit code 1 when a result is outside the contract's tolerance.\n"
       "Examples:\n"
       "  latte check --quick\n"
-      "  latte check --kernel avx2 --threads 1");
+      "  latte check --kernel avx2 --threads 1\n"
+      "  latte check --backend cuda");
   command->callback([options, &action] { action = [options] { return run(*options); }; });
 }
 

@@ -45,10 +45,19 @@ std::string support_markdown() {
   return text;
 }
 
+// The GPU that `--backend cuda` would use, or why there is none.
+std::string cuda_text() {
+  const Result<Backend> backend = Backend::open({.name = "cuda"});
+  if (!backend) return fmt::format("not available: {}", backend.status().message());
+  const MachineInfo info = backend->info();
+  return fmt::format("{}, {}", info.device, info.driver);
+}
+
 void print_json(const MachineInfo& info, const std::string& reason) {
-  nlohmann::ordered_json json = {{"version", version()},     {"commit", kCommit},        {"compiler", compiler()},
-                                 {"backend", info.backend},  {"cpu", info.cpu},          {"threads", info.threads},
-                                 {"threads_reason", reason}, {"features", info.features}};
+  nlohmann::ordered_json json = {{"version", version()},     {"commit", kCommit},         {"compiler", compiler()},
+                                 {"backend", info.backend},  {"cpu", info.cpu},           {"threads", info.threads},
+                                 {"threads_reason", reason}, {"features", info.features}, {"device", info.device},
+                                 {"driver", info.driver},    {"cuda", cuda_text()}};
   for (const KernelInfo& kernel : info.kernels)
     json["kernels"].push_back(
         {{"name", kernel.name}, {"usable", kernel.usable}, {"reason", kernel.reason}, {"serves", kernel.serves}});
@@ -61,8 +70,13 @@ void print_text(const MachineInfo& info, const std::string& reason) {
   fmt::print("latte {} ({}, {})\n", version(), kCommit, compiler());
   fmt::print("machine   {}\n", info.cpu);
   fmt::print("backend   {}\n", info.backend);
-  fmt::print("threads   {}: {}\n", info.threads, reason);
-  fmt::print("features  {}\n\n", info.features);
+  if (info.device.empty())
+    fmt::print("threads   {}: {}\n", info.threads, reason);
+  else
+    fmt::print("driver    {}\n", info.driver);
+  fmt::print("features  {}\n", info.features);
+  if (info.device.empty()) fmt::print("cuda      {}\n", cuda_text());
+  fmt::print("\n");
   Table kernels({"kernel", "usable", "serves", "why"});
   for (const KernelInfo& kernel : info.kernels)
     kernels.add({kernel.name, kernel.usable ? "yes" : "no", kernel.serves, kernel.reason});
@@ -77,10 +91,11 @@ int run(const InfoOptions& options) {
     fmt::print("{}", support_markdown());
     return kExitOk;
   }
-  const Result<Backend> backend = Backend::open({.name = options.backend.name, .threads = options.backend.threads});
+  const Result<Backend> backend = options.backend.open();
   if (!backend) return fail(backend.status());
   const MachineInfo info = backend->info();
-  const std::string reason = threads_reason(info.threads, options.backend.threads);
+  const std::string reason =
+      backend->on_device() ? "the GPU's multiprocessors" : threads_reason(info.threads, options.backend.threads);
   if (options.json)
     print_json(info, reason);
   else
@@ -94,7 +109,9 @@ void add_info(CLI::App& app, Action& action) {
   auto options = std::make_shared<InfoOptions>();
   CLI::App* command =
       app.add_subcommand("info", "The machine, its kernels and why the others are not used; what latte supports");
-  command->add_option("--backend", options->backend.name, "Which backend to ask: cpu")->capture_default_str();
+  command->add_option("--backend", options->backend.name, "Which backend to ask: cpu or cuda")->capture_default_str();
+  command->add_option("--device", options->backend.device, "Which GPU, as the driver numbers them")
+      ->capture_default_str();
   command->add_option("--threads", options->backend.threads, "Worker threads; 0 = all this process may use")
       ->capture_default_str();
   command->add_flag("--json", options->json, "One JSON object instead of text");

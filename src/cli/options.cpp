@@ -39,12 +39,18 @@ bool parse_integer(std::string_view text, std::int64_t low, std::int64_t high, s
 
 }  // namespace
 
-void ShapeOptions::add_to(CLI::App& command) {
-  auto* heads_option = command.add_option("--heads", heads, "Query heads on this rank")->capture_default_str();
+void ShapeOptions::add_to(CLI::App& command, Sweeps* sweeps) {
+  if (sweeps != nullptr) *sweeps = {.heads = {heads}, .pages = {page}};
+  auto* heads_option =
+      (sweeps != nullptr ? command.add_option("--heads", sweeps->heads, "Query heads on this rank, one or more")
+                         : command.add_option("--heads", heads, "Query heads on this rank"))
+          ->capture_default_str();
   auto* latent_option =
       command.add_option("--latent", latent, "Latent width: K's first part, and V")->capture_default_str();
   auto* rope_option = command.add_option("--rope", rope, "Rope width: K's second part")->capture_default_str();
-  command.add_option("--page", page, "Tokens a KV page")->capture_default_str();
+  (sweeps != nullptr ? command.add_option("--page", sweeps->pages, "Tokens a KV page, one or more")
+                     : command.add_option("--page", page, "Tokens a KV page"))
+      ->capture_default_str();
   command.add_option("--kv", kv, "KV cache: bf16, f16, f32, fp8_e4m3 or fp8_ds_mla")->capture_default_str();
   command.add_option("--q", q, "Query: bf16, f16, f32, fp8_e4m3, or auto = what goes with the cache")
       ->capture_default_str();
@@ -101,7 +107,8 @@ Result<Shape> resolve(const ShapeOptions& options) {
 }
 
 void BackendChoice::add_to(CLI::App& command) {
-  command.add_option("--backend", name, "Where to run: cpu")->capture_default_str();
+  command.add_option("--backend", name, "Where to run: cpu or cuda")->capture_default_str();
+  command.add_option("--device", device, "Which GPU, as the driver numbers them")->capture_default_str();
   command.add_option("--kernel", kernel, "auto, or a kernel that `latte info` lists")->capture_default_str();
   command.add_option("--threads", threads, "Worker threads; 0 = all this process may use")->capture_default_str();
 }

@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <CLI/CLI.hpp>
 
 #include "cli/batch_spec.hpp"
+#include "latte/backend.hpp"
 #include "latte/plan.hpp"
 #include "latte/problem.hpp"
 #include "latte/status.hpp"
@@ -26,7 +28,11 @@ struct ShapeOptions {
   std::string model;
   std::int32_t tp = 1;
 
-  void add_to(CLI::App& command);
+  // With `sweeps`, --heads and --page take lists: the command runs all combinations.
+  struct Sweeps {
+    std::vector<std::int32_t> heads, pages;
+  };
+  void add_to(CLI::App& command, Sweeps* sweeps = nullptr);
 };
 
 struct Shape {
@@ -39,8 +45,12 @@ struct BackendChoice {
   std::string name = "cpu";
   std::string kernel = "auto";
   std::int32_t threads = 0;
+  std::int32_t device = 0;
 
   void add_to(CLI::App& command);
+  Result<Backend> open() const {
+    return Backend::open({.name = name, .threads = threads, .kernel = kernel, .device = device});
+  }
 };
 
 // "balanced", "uniform:4", "batch_invariant", "batch_invariant:2048"

@@ -29,14 +29,34 @@ struct PlanOptions {
 struct Planned {
   BatchSpec spec;
   BatchLengths lengths;
-  PlanConfig config;
+  KernelChoice choice;  // with the number of workers that was asked for
   OwnedPlan owned;
 
   const Plan& plan() const { return owned.plan(); }
+  const PlanConfig& config() const { return choice.plan; }
   std::int64_t ideal_ticks() const {
-    return (unsplit_ticks(config, lengths.view()) + config.workers - 1) / config.workers;
+    return (unsplit_ticks(config(), lengths.view()) + config().workers - 1) / config().workers;
   }
 };
+
+// Kernel, tile sizes and costs. The number of workers is the caller's, also beyond this machine's. A GPU's choice needs
+// none to be there.
+Result<KernelChoice> choose(const PlanOptions& options, const DecodeProblem& problem, const Limits& limits,
+                            const Policy& policy) {
+  if (options.workers < 0)
+    return Status(Code::invalid_argument, "--workers", "0 or more", fmt::format("{}", options.workers));
+  if (options.backend.name == "cuda") {
+    PlanTarget target{.backend = "cuda"};
+    if (const Result<Backend> backend = options.backend.open(); backend) target.workers = backend->workers();
+    if (options.workers > 0) target.workers = options.workers;
+    return choose_for(target, problem, limits, policy);
+  }
+  const Result<Backend> backend = options.backend.open();
+  if (!backend) return backend.status();
+  Result<KernelChoice> choice = backend->choose(problem, limits, policy);
+  if (choice && options.workers > 0) choice->plan.workers = choice->plan.limits.workers = options.workers;
+  return choice;
+}
 
 Result<Planned> make(const PlanOptions& options) {
   Result<BatchSpec> spec = parse_batch_spec(options.spec);
@@ -45,35 +65,31 @@ Result<Planned> make(const PlanOptions& options) {
   if (!shape) return shape.status();
   const Result<Policy> policy = parse_policy(options.policy);
   if (!policy) return policy.status();
-  const Result<Backend> backend = Backend::open(
-      {.name = options.backend.name, .threads = options.backend.threads, .kernel = options.backend.kernel});
-  if (!backend) return backend.status();
-  // The backend gives tile sizes and costs; the number of workers is the caller's, also beyond this machine's.
-  Result<PlanConfig> config = backend->plan_config(shape->problem, spec->limits(), *policy);
-  if (!config) return config.status();
-  if (options.workers < 0)
-    return Status(Code::invalid_argument, "--workers", "0 or more", fmt::format("{}", options.workers));
-  if (options.workers > 0) config->workers = config->limits.workers = options.workers;
+  Result<KernelChoice> choice = choose(options, shape->problem, spec->limits(), *policy);
+  if (!choice) return choice.status();
   BatchLengths lengths = batch_lengths(*spec);
-  Result<OwnedPlan> owned = OwnedPlan::make(*config, lengths.view());
+  Result<OwnedPlan> owned = OwnedPlan::make(choice->plan, lengths.view());
   if (!owned) return owned.status();
-  return Planned{
-      .spec = std::move(*spec), .lengths = std::move(lengths), .config = *config, .owned = std::move(*owned)};
+  return Planned{.spec = std::move(*spec),
+                 .lengths = std::move(lengths),
+                 .choice = std::move(*choice),
+                 .owned = std::move(*owned)};
 }
 
 // What balanced settled for.
 std::string choice_text(const Planned& planned) {
-  if (planned.config.policy.kind != PolicyKind::balanced) return policy_text(planned.config.policy);
+  if (planned.config().policy.kind != PolicyKind::balanced) return policy_text(planned.config().policy);
   const std::int32_t splits = planned.plan().work_meta_data[kMetaSplits];
   return splits == 0 ? "balanced, by equal shares of the work" : fmt::format("balanced, as uniform:{}", splits);
 }
 
 void print_text(const Planned& planned, std::int32_t rows) {
   const Plan& plan = planned.plan();
-  const PlanConfig& config = planned.config;
+  const PlanConfig& config = planned.config();
   const std::int64_t makespan = makespan_ticks(config, plan), ideal = planned.ideal_ticks();
   fmt::print("batch      {}: {} requests, {} query tokens, {} KV tokens\n", planned.spec.text, planned.spec.requests(),
              planned.spec.total_query_tokens(), planned.spec.total_kv_tokens());
+  fmt::print("kernel     {}: {}\n", planned.choice.kernel, planned.choice.reason);
   fmt::print("policy     {}\n", choice_text(planned));
   fmt::print("workers    {}\n", config.workers);
   fmt::print("tiles      {} of up to {} rows ({} heads), {} of them split\n", plan.reduce_final_map.size(),
@@ -112,13 +128,15 @@ void print_text(const Planned& planned, std::int32_t rows) {
 
 void print_json(const Planned& planned) {
   const Plan& plan = planned.plan();
-  const PlanConfig& config = planned.config;
+  const PlanConfig& config = planned.config();
   std::vector<std::vector<std::int32_t>> records, finals;
   for (const WorkRecord& r : plan.work_info_set)
     records.push_back({r.request, r.partial_row, r.row_begin, r.row_end, r.kv_begin, r.kv_end, r.kv_after, r.tile});
   for (const RowRange& range : plan.reduce_final_map) finals.push_back({range.begin, range.end});
   const nlohmann::ordered_json json = {
       {"spec", planned.spec.text},
+      {"kernel", planned.choice.kernel},
+      {"reason", planned.choice.reason},
       {"policy", policy_text(config.policy)},
       {"heads", config.heads},
       {"workers", config.workers},
@@ -158,9 +176,9 @@ int run(const PlanOptions& options) {
   const Result<Planned> planned = make(options);
   if (!planned) return fail(planned.status());
   if (!options.svg.empty()) {
-    const std::string title = fmt::format("{}, {}", planned->spec.text, policy_text(planned->config.policy));
+    const std::string title = fmt::format("{}, {}", planned->spec.text, policy_text(planned->config().policy));
     const std::string svg = plan_svg(
-        {.config = planned->config, .plan = planned->plan(), .lengths = planned->lengths.view(), .title = title});
+        {.config = planned->config(), .plan = planned->plan(), .lengths = planned->lengths.view(), .title = title});
     if (const Status status = write_file(options.svg, svg); !status.ok()) return fail(status);
   }
   if (options.json)
@@ -188,7 +206,8 @@ void add_plan(CLI::App& app, Action& action) {
       "Examples:\n"
       "  latte plan --spec 1q1s64k_63q1s2k --workers 132 --svg plan.svg\n"
       "  latte plan --spec 16q1s4k --workers 8 --policy uniform:4 --rows -1\n"
-      "  latte plan --spec 256q1s4k --workers 132 --json");
+      "  latte plan --spec 256q1s4k --workers 132 --json\n"
+      "  latte plan --spec 64q1s4k --heads 16 --backend cuda      (no GPU needed: 132 multiprocessors are assumed)");
   command->callback([options, &action] { action = [options] { return run(*options); }; });
 }
 

@@ -45,6 +45,53 @@ Result<Outputs> make_outputs(const CapturedCall& call) {
   return outputs;
 }
 
+// The call's tensors and page table on the backend's device; results come back into `call`'s own outputs.
+class DeviceCall {
+ public:
+  static Status run(const Backend& backend, const DecodeMetadata& metadata, const CapturedCall& call) {
+    DeviceCall device(backend);
+    DecodeArgs args = call.args;
+    for (ConstTensorView* view : {&args.q, &args.q_nope, &args.q_pe, &args.kv_cache})
+      view->data = device.upload(view->data, bytes_of(*view));
+    args.pages.block_table = static_cast<const std::int32_t*>(
+        device.upload(args.pages.block_table, call.block_table.size() * sizeof(std::int32_t)));
+    args.out.data = device.upload(args.out.data, bytes_of(args.out));
+    args.lse.data = device.upload(args.lse.data, bytes_of(args.lse));
+    if (device.status_.ok()) device.status_ = decode(metadata, args);
+    if (device.status_.ok()) device.status_ = backend.synchronize();
+    if (device.status_.ok())
+      device.status_ = copy_to_host(backend, call.args.out.data, args.out.data, bytes_of(args.out));
+    if (device.status_.ok())
+      device.status_ = copy_to_host(backend, call.args.lse.data, args.lse.data, bytes_of(args.lse));
+    return device.status_;
+  }
+
+ private:
+  explicit DeviceCall(const Backend& backend) : backend_(backend) {}
+
+  // A captured call's tensors are dense.
+  static std::size_t bytes_of(const ConstTensorView& view) {
+    if (view.rank == 0) return 0;
+    std::size_t bytes = dtype_bytes(view.dtype);
+    for (std::int32_t axis = 0; axis < view.rank; ++axis)
+      bytes *= static_cast<std::size_t>(view.shape[static_cast<std::size_t>(axis)]);
+    return bytes;
+  }
+
+  void* upload(const void* host, std::size_t bytes) {
+    if (host == nullptr || !status_.ok()) return nullptr;
+    Result<DeviceMemory> memory = DeviceMemory::allocate(backend_, bytes);
+    status_ = memory ? copy_to_device(backend_, memory->data(), host, bytes) : memory.status();
+    if (!status_.ok()) return nullptr;
+    memory_.push_back(std::move(*memory));
+    return memory_.back().data();
+  }
+
+  Backend backend_;
+  Status status_;
+  std::vector<DeviceMemory> memory_;
+};
+
 std::vector<double> values_of(Dtype dtype, const std::byte* data, std::int64_t count) {
   std::vector<double> values(static_cast<std::size_t>(count));
   testkit::load_row(dtype, data, count, values.data());
@@ -97,8 +144,7 @@ int run(const RunOptions& options) {
   if (!call) return fail(call.status());
   const Result<Policy> policy = parse_policy(options.policy);
   if (!policy) return fail(policy.status());
-  const Result<Backend> backend = Backend::open(
-      {.name = options.backend.name, .threads = options.backend.threads, .kernel = options.backend.kernel});
+  const Result<Backend> backend = options.backend.open();
   if (!backend) return fail(backend.status());
   Result<Outputs> outputs = make_outputs(*call);
   if (!outputs) return fail(outputs.status());
@@ -110,7 +156,10 @@ int run(const RunOptions& options) {
   if (!builder) return fail(builder.status());
   const Result<DecodeMetadata> metadata = builder->build(0, call->lengths());
   if (!metadata) return fail(metadata.status());
-  if (const Status status = decode(*metadata, call->args); !status.ok()) return fail(status);
+  if (const Status status =
+          backend->on_device() ? DeviceCall::run(*backend, *metadata, *call) : decode(*metadata, call->args);
+      !status.ok())
+    return fail(status);
   fmt::print("{}: {} requests, {} query tokens, {} heads, {} cache in pages of {}, kernel {}\n", options.file,
              call->seq_lens.size(), call->query_start.back(), call->problem.heads,
              kv_format_name(call->problem.kv_format), call->problem.page_size, builder->kernel());
