@@ -36,7 +36,6 @@ struct LaunchShape {
 struct Instance {
   const void* function = nullptr;
   std::size_t shared_bytes = 0;
-  std::int32_t tokens_log2 = 0;  // log2 of the tokens of a stage
   unsigned threads = 0;
 };
 Instance find_bf16_512(std::int32_t rows);

@@ -11,7 +11,7 @@ template <int kLatent, class Half, int kRows>
 Instance swapped_instance() {
   using Shape = Config<kRows, 6, kLatent, Half>;
   return {reinterpret_cast<const void*>(&swapped::decode_swapped<Shape>), sizeof(swapped::Storage<Shape>),
-          Shape::kTokensLog2, swapped::kThreads};
+          swapped::kThreads};
 }
 
 template <int kLatent, class Half>
@@ -22,7 +22,7 @@ Instance find_instance(std::int32_t rows) {
     case 32: return swapped_instance<kLatent, Half, 32>();
     case 64:
       return {reinterpret_cast<const void*>(&plain::decode_plain<Plain>), sizeof(plain::Storage<Plain>),
-              Plain::kTokensLog2, plain::kThreads};
+              plain::kThreads};
     default: return {};
   }
 }

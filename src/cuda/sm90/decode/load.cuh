@@ -62,7 +62,7 @@ class KvCursor {
   std::int32_t request_ = 0, position_ = 0, kv_end_ = 0;  // of the piece: the current block's first token, and the end
 };
 
-// Loads blocks by the copy engine, in boxes of whole slabs: as many as divide the page, at most a block. Lane i of one
+// Loads blocks by the copy engine, in boxes of whole slabs: as many as divide the page, two at most. Lane i of one
 // warp issues box i.
 template <class Config>
 class BoxLoader {
