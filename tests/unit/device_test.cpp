@@ -119,6 +119,21 @@ TEST(CudaChoice, IsTheSameEverywhere) {
   EXPECT_EQ(choose_for({.backend = "cpu", .workers = 8}, {.heads = 16}, limits)->plan.workers, 8);
 }
 
+// A request's bits must not depend on how many workers there are, so neither may the chunk.
+TEST(CudaChoice, BatchInvariantChunksFollowFromTheLimitsAlone) {
+  const auto chunk = [](std::int32_t requests, std::int32_t workers, std::int32_t heads) {
+    const Limits limits{.max_requests = requests, .max_kv_tokens = 4096, .workers = workers};
+    return choose_for({.workers = 132}, {.heads = heads}, limits, Policy::batch_invariant())->plan.policy.n;
+  };
+  for (const std::int32_t workers : {0, 2, 37, 132}) {
+    EXPECT_EQ(chunk(16, workers, 16), 512);
+    EXPECT_EQ(chunk(64, workers, 16), 2048);
+    EXPECT_EQ(chunk(64, workers, 128), 4096);
+    EXPECT_EQ(chunk(1, workers, 16), 256);
+    EXPECT_EQ(chunk(4096, workers, 16), 4096);
+  }
+}
+
 TEST(CudaChoice, SaysWhatItDoesNotServe) {
   const Limits limits{.max_requests = 64, .max_kv_tokens = 4096};
   const auto fp8 = choose_for({}, {.heads = 16, .kv_format = KvFormat::fp8_e4m3}, limits);

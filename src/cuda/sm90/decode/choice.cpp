@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 
 #include "core/checked.hpp"
 #include "plan/layout.hpp"
@@ -14,7 +15,7 @@ constexpr std::int32_t kPlainRows = 64;    // most rows of one thread block
 constexpr std::int32_t kSwappedRows = 32;  // and where threads copy pages token by token: with swapped operands only
 // Pieces of a tile are counted in 16 bits.
 constexpr std::int64_t kMostPieces = 32768;
-constexpr std::int32_t kDefaultChunk = 1024;
+constexpr std::int64_t kLeastChunk = 256, kMostChunk = 4096;
 
 struct Body {
   std::int32_t rows;
@@ -40,6 +41,16 @@ const Body& body_of(std::int32_t rows) {
 
 Status refuse(std::string field, std::string expected, std::string got) {
   return {Code::unsupported, std::move(field), std::move(expected), std::move(got)};
+}
+
+// Chunk of the batch-invariant policy where the caller names none: an equal share of the largest step. The number of
+// workers of this machine must not enter, or a request's bits would depend on it.
+std::int32_t default_chunk(const Limits& limits, bool pair) {
+  const std::int64_t share =
+      ceil_div(limits.max_total_kv_tokens, pair ? kHopperMultiprocessors / 2 : kHopperMultiprocessors);
+  const auto power =
+      static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(std::max<std::int64_t>(share, 1))));
+  return static_cast<std::int32_t>(std::clamp(power, kLeastChunk, kMostChunk));
 }
 
 Status check(const DecodeProblem& problem) {
@@ -92,7 +103,7 @@ Result<KernelChoice> choose_decode(const DecodeProblem& problem, const Limits& g
   config.workers = pair ? available / 2 : available;
   config.mask = problem.mask;
   config.policy = policy;
-  if (policy.kind == PolicyKind::batch_invariant && policy.n == 0) config.policy.n = kDefaultChunk;
+  if (policy.kind == PolicyKind::batch_invariant && policy.n == 0) config.policy.n = default_chunk(limits, pair);
   config.limits = given;
   config.limits.workers = config.workers;
   const std::int32_t width = problem.latent + problem.rope;
