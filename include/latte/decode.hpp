@@ -83,8 +83,9 @@ class MetadataBuilder {
   // A step's plan as it lies on the device, for tests and curiosity. Waits for the stream.
   Result<OwnedPlan> copy_plan(const DecodeMetadata& metadata, Stream stream = nullptr) const;
 
-  // On a device a workspace the caller brings has to pass here once before its first use; kernels leave it ready for
-  // the next launch. On cpu this does nothing.
+  // On a device a workspace the caller brings has to pass here once before its first use with this builder, and again
+  // after anyone else wrote to it; launches leave it ready for the next one. One decode at a time may use it. On cpu
+  // this does nothing.
   Status init_workspace(std::span<std::byte> workspace, Stream stream = nullptr) const;
 
   std::size_t workspace_bytes() const;  // of one slot, 64-byte aligned

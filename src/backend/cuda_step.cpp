@@ -187,13 +187,25 @@ Result<std::vector<std::int32_t>> CudaStep::copy_words(Stream stream) {
   return words;
 }
 
+// Query tokens that the call's tensors hold. Not those of the step: a captured launch serves later steps too, whose
+// plans say which rows there are.
+static std::int32_t tensor_tokens(const DecodeArgs& args) {
+  std::int64_t tokens = args.out.shape[0];
+  if (args.q.rank != 0)
+    tokens = std::min(tokens, args.q.shape[0]);
+  else
+    tokens = std::min({tokens, args.q_nope.shape[0], args.q_pe.shape[0]});
+  if (args.lse.rank != 0) tokens = std::min(tokens, args.lse.shape[0]);
+  return static_cast<std::int32_t>(std::min<std::int64_t>(tokens, INT32_MAX));
+}
+
 Status CudaStep::run(const PlannedStep& step, const DecodeArgs& args) {
   const DecodeProblem& problem = builder_.problem;
   std::byte* const workspace = args.workspace.empty() ? workspace_.data() : args.workspace.data();
   const cuda::DecodeCall call{.heads = problem.heads,
                               .mask = problem.mask,
                               .scale = args.scale,
-                              .query_tokens = step.query_tokens(),
+                              .query_tokens = tensor_tokens(args),
                               .q = query_view(problem, args),
                               .kv = cache_view(problem, args),
                               .out = output_view(args),

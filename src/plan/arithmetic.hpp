@@ -10,7 +10,7 @@
 namespace latte::plan {
 
 // Where the six arrays and the planner's scratch lie, in int32 words from the buffer's start. Records begin at a
-// multiple of 4 words: devices load them 16 bytes at a time.
+// multiple of 4 words, so that a device planner may write them in wider pieces.
 struct Layout {
   std::int64_t indptr, records, reduce_indptr, reduce_final, reduce_partial, scratch;
 };

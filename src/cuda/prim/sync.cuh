@@ -97,10 +97,4 @@ __device__ __forceinline__ std::uint32_t load_acquire(const std::uint32_t* addre
   return value;
 }
 
-__device__ __forceinline__ std::uint32_t cluster_rank() {
-  std::uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
 }  // namespace latte::cuda::prim

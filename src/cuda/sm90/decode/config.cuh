@@ -84,7 +84,7 @@ struct Share {
 
   // A piece without rows is not this thread block's business.
   __device__ Piece piece(std::int32_t index) const {
-    // The plan's arrays are aligned to words, not to records.
+    // Nothing is promised about alignment but that of words.
     const auto* words = reinterpret_cast<const std::int32_t*>(plan.records + index);
     Piece piece{.record = {load_word(words), load_word(words + 1), load_word(words + 2), load_word(words + 3),
                            load_word(words + 4), load_word(words + 5), load_word(words + 6), load_word(words + 7)}};

@@ -29,7 +29,7 @@ class KvCursor {
     const std::int32_t entry = shape_.page_size.divide(token);
     std::int64_t index = entry, last = kv_.list_pages - 1;
     if (kv_.indptr)
-      index += __ldg(kv_.indptr + request_);
+      index = max(std::int64_t{0}, index + __ldg(kv_.indptr + request_));
     else
       index += request_ * kv_.row_stride, last += request_ * kv_.row_stride;
     return {.page = kv_.list_pages > 0 ? __ldg(kv_.pages + min(index, last)) : 0,

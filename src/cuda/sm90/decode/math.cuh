@@ -46,6 +46,25 @@ __device__ __forceinline__ std::uint32_t pack(float low, float high) {
   }
 }
 
+// Among four neighbouring lanes: word i of lane c becomes word c of lane i.
+__device__ __forceinline__ void transpose_in_fours(std::uint32_t (&words)[4], int lane) {
+#pragma unroll
+  for (int step = 1; step <= 2; step *= 2) {
+    const bool upper = (lane & step) != 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & step) continue;
+      // The pair (i, i + step): the lower lane gives away its upper word, the upper lane its lower one.
+      const std::uint32_t given = upper ? words[i] : words[i | step];
+      const std::uint32_t taken = __shfl_xor_sync(0xFu << (lane & ~3), given, step);
+      if (upper)
+        words[i] = taken;
+      else
+        words[i | step] = taken;
+    }
+  }
+}
+
 // A thread's place: its warp within the warpgroup, its lane, and which of the two warpgroups that own value columns.
 struct Lane {
   int side, warp, lane;

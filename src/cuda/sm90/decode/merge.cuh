@@ -1,6 +1,7 @@
 // Joining the partials of split tiles, in the same launch. Everyone who computed a piece of a tile waits until all of
 // its pieces are there and joins an equal slice of its values, partials in the plan's order.
-//   arrived[tile]: pieces stored, in the low half; slices joined, in the high half; the last one sets it back to zero.
+//   arrived[2 * tile + half of the pair]: pieces stored, in the low half; slices joined, in the high half; the last one
+//   sets it back to zero.
 // Run by the two warpgroups that own value columns.
 #pragma once
 
@@ -96,6 +97,7 @@ class TileMerge {
     const int total = piece_.rows * kVectors;
     const int begin = static_cast<int>(static_cast<std::int64_t>(total) * mine_ / pieces_);
     const int end = static_cast<int>(static_cast<std::int64_t>(total) * (mine_ + 1) / pieces_);
+    if (begin == end) return;  // more partials than vectors
     int runs = 1;
     while (runs * 2 * (end - begin) <= kMergeThreads && runs * 2 <= pieces_) runs *= 2;
     const int vectors = kMergeThreads / runs, run = thread_ / vectors, v = begin + thread_ % vectors;

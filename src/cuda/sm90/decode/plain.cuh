@@ -229,8 +229,8 @@ class Scorer {
 template <class Config>
 class Values {
  public:
-  static constexpr int kWide =
-      128;  // columns of one product: with 256 the compiler wants more registers than there are
+  // Columns of one product: with 256 the compiler wants more registers than there are.
+  static constexpr int kWide = 128;
   static constexpr int kParts = Config::kLatent / 2 / kWide;
 
   __device__ Values(Storage<Config>& s) : s_(s) {}
@@ -286,27 +286,8 @@ class Values {
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         words[i] = pack<Element>(o[4 * (j + i) + 2 * h] * scale, o[4 * (j + i) + 2 * h + 1] * scale);
-      transpose(words);
+      transpose_in_fours(words, at_.lane);
       reinterpret_cast<uint4*>(to)[at_.lane % 4] = make_uint4(words[0], words[1], words[2], words[3]);
-    }
-  }
-
-  // Word i of lane c (of four) becomes word c of lane i.
-  __device__ void transpose(std::uint32_t (&words)[4]) const {
-#pragma unroll
-    for (int step = 1; step <= 2; step *= 2) {
-      const bool upper = (at_.lane & step) != 0;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (i & step) continue;
-        // The pair (i, i + step): the lower lane gives away its upper word, the upper lane its lower one.
-        const std::uint32_t given = upper ? words[i] : words[i | step];
-        const std::uint32_t taken = __shfl_xor_sync(0xFu << (at_.lane & ~3), given, step);
-        if (upper)
-          words[i] = taken;
-        else
-          words[i | step] = taken;
-      }
     }
   }
 

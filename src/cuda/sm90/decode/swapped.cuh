@@ -3,7 +3,7 @@
 //
 //   pages --loader--> kv[2 stages] --kv_full--> consumers --kv_empty--> loader
 //   S^T[64 tokens][rows]   = K[64][width] . Q^T          block b: by consumer warpgroup b % 2
-//   P^T over the block's rope group                      --p_full--> the other consumer warpgroup
+//   P^T over the block's rope group                      --kBarrierProbabilities--> the other consumer warpgroup
 //   O^T[latent / 2][rows] += V^T[latent / 2][64] . P^T   by each, for its half of the value columns
 //
 // A consumer's work on its block b:  scores(b) -> [values(b - 1) run meanwhile] -> softmax(b) -> values(b).
