@@ -107,11 +107,11 @@ Status CudaImpl::init_workspace(const Builder& builder, std::span<std::byte> wor
 }
 
 Status CudaImpl::merge(std::span<const Partial> partials, const TensorView& out, const TensorView& lse, Stream stream) {
-  std::array<cuda::MergePart, 32> few;
-  std::vector<cuda::MergePart> many(partials.size() > few.size() ? partials.size() : 0);
-  const std::span<cuda::MergePart> parts = many.empty() ? std::span(few).first(partials.size()) : std::span(many);
+  std::array<cuda::MergePart, cuda::kMaxMergeParts> parts;
+  if (partials.size() > parts.size())
+    return unsupported("partials", "at most " + text(parts.size()) + " in one call on cuda", text(partials.size()));
   std::transform(partials.begin(), partials.end(), parts.begin(), merge_part);
-  return device_->merge({.parts = parts,
+  return device_->merge({.parts = std::span(parts).first(partials.size()),
                          .tokens = out.shape[0],
                          .heads = static_cast<std::int32_t>(out.shape[1]),
                          .latent = static_cast<std::int32_t>(out.shape[2]),

@@ -42,6 +42,8 @@ struct MergePart {
   const float* lse = nullptr;
   std::int64_t lse_token_stride = 0, lse_head_stride = 0;
 };
+// Partials travel as kernel arguments, which hold 4 KiB.
+inline constexpr std::size_t kMaxMergeParts = 64;
 struct MergeCall {
   std::span<const MergePart> parts;
   std::int64_t tokens = 0;

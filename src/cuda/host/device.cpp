@@ -8,8 +8,6 @@
 namespace latte::cuda {
 namespace {
 
-cudaStream_t as_stream(Stream stream) { return static_cast<cudaStream_t>(stream); }
-
 // "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  ..." is the only place that tells without more libraries.
 std::string kernel_module_version() {
   std::string version;

@@ -1,12 +1,15 @@
 // The front door's one implementation. Declared here because two files define it.
 #pragma once
 
+#include <cuda_runtime_api.h>
 #include <utility>
 
 #include "cuda/host/cuda.hpp"
 #include "cuda/host/errors.hpp"
 
 namespace latte::cuda {
+
+inline cudaStream_t as_stream(Stream stream) { return static_cast<cudaStream_t>(stream); }
 
 class Gpu final : public Device {
  public:

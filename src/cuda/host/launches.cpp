@@ -1,6 +1,4 @@
 // The kernels' launches behind the front door.
-#include <string>
-
 #include "cuda/host/gpu.hpp"
 #include "cuda/host/measure.hpp"
 #include "cuda/ops/ops.hpp"
@@ -8,12 +6,6 @@
 #include "cuda/sm90/decode/launch.hpp"
 
 namespace latte::cuda {
-namespace {
-
-cudaStream_t as_stream(Stream stream) { return static_cast<cudaStream_t>(stream); }
-
-}  // namespace
-
 Status Gpu::prepare(const DecodeKernel& kernel) {
   const Use use(ordinal_);
   LATTE_RETURN_IF_CUDA_ERROR(prepare_decode(kernel), "a decode kernel for this device");
@@ -35,9 +27,6 @@ Status Gpu::plan(const PlanCall& call, Stream stream) {
 }
 
 Status Gpu::merge(const MergeCall& call, Stream stream) {
-  if (call.parts.size() > static_cast<std::size_t>(kMaxMergeParts))
-    return {Code::unsupported, "partials", "at most " + std::to_string(kMaxMergeParts) + " in one call on cuda",
-            std::to_string(call.parts.size())};
   const Use use(ordinal_);
   LATTE_RETURN_IF_CUDA_ERROR(launch_merge(call, as_stream(stream)), "a merge launch");
   return {};

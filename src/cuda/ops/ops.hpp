@@ -8,15 +8,11 @@
 
 namespace latte::cuda {
 
-// The bytes the CPU would write. Slots that are negative or behind the cache's last page are skipped. With `kv_scale`
-// the scale is read there instead of taken from the call. The cache's base and strides are multiples of an element, and
-// of 4 bytes for fp8_ds_mla.
-cudaError_t launch_write_kv(const WriteKvCall& call, cudaStream_t stream, const float* kv_scale = nullptr);
+// The bytes the CPU would write. Slots that are negative or behind the cache's last page are skipped. The cache's
+// base and strides are multiples of an element, and of 4 bytes for fp8_ds_mla.
+cudaError_t launch_write_kv(const WriteKvCall& call, cudaStream_t stream);
 
-// Partials travel as kernel arguments, which hold 4 KiB. More of them: cudaErrorInvalidValue.
-inline constexpr std::int32_t kMaxMergeParts = 64;
-
-// In the order of the parts. `out` and its lse may be a part's own.
+// In the order of the parts, at most kMaxMergeParts. `out` and its lse may be a part's own.
 cudaError_t launch_merge(const MergeCall& call, cudaStream_t stream);
 
 // Finds the first thing wrong: of the lowest request, there in the order of Finding, there at the lowest position, and

@@ -11,11 +11,6 @@ namespace {
 constexpr std::int32_t kThreads = 128, kLanes = 32;
 static_assert(kThreads == kDsMlaGroups * kLanes, "fp8_ds_mla: a warp a group");
 
-struct Arguments {
-  WriteKvCall call;
-  const float* kv_scale;  // null: the call's
-};
-
 __device__ float value_at(const void* row, Dtype dtype, std::int32_t i) {
   float value[1];
   load_values(static_cast<const std::byte*>(row) + i * dtype_size(dtype), dtype, value);
@@ -54,11 +49,9 @@ __device__ void write_ds_mla(Dtype dtype, const std::byte* latent, const std::by
     store_value(token + kDsMlaRopeOffset, KvFormat::bf16, thread, value_at(rope, dtype, thread), 1);
 }
 
-__global__ void __launch_bounds__(kThreads) write_kv_kernel(const __grid_constant__ Arguments arguments) {
-  const WriteKvCall& call = arguments.call;
+__global__ void __launch_bounds__(kThreads) write_kv_kernel(const __grid_constant__ WriteKvCall call) {
   const auto* kv_c = static_cast<const std::byte*>(call.kv_c);
   const auto* k_pe = static_cast<const std::byte*>(call.k_pe);
-  const float kv_scale = arguments.kv_scale != nullptr ? *arguments.kv_scale : call.kv_scale;
   const std::int64_t size = dtype_size(call.dtype);
   for (std::int64_t n = blockIdx.x; n < call.tokens; n += gridDim.x) {
     const std::int64_t slot = call.slots[n];
@@ -76,17 +69,17 @@ __global__ void __launch_bounds__(kThreads) write_kv_kernel(const __grid_constan
     for (auto i = static_cast<std::int32_t>(threadIdx.x); i < call.latent + call.rope; i += kThreads) {
       const float value =
           i < call.latent ? value_at(latent, call.dtype, i) : value_at(rope, call.dtype, i - call.latent);
-      store_value(token, call.format, i, value, kv_scale);
+      store_value(token, call.format, i, value, call.kv_scale);
     }
   }
 }
 
 }  // namespace
 
-cudaError_t launch_write_kv(const WriteKvCall& call, cudaStream_t stream, const float* kv_scale) {
+cudaError_t launch_write_kv(const WriteKvCall& call, cudaStream_t stream) {
   if (call.tokens == 0) return cudaSuccess;
   const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(call.tokens, 1 << 20));
-  write_kv_kernel<<<blocks, kThreads, 0, stream>>>({call, kv_scale});
+  write_kv_kernel<<<blocks, kThreads, 0, stream>>>(call);
   return cudaGetLastError();
 }
 
