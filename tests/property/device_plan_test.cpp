@@ -27,7 +27,22 @@ class HostBlock {
   void for_each(std::int32_t count, const Fn& fn) {
     for (std::int32_t i : shuffled(0, count)) fn(i);
   }
-  void sync() {}
+  // Results of max_between(), max_of() and sum_of() are there behind a barrier, and gone behind the next but one.
+  void sync() { ++barriers_; }
+
+  template <class Fn>
+  void for_each_row(std::int32_t rows, const Fn& fn) {
+    constexpr std::int32_t kEach = 3;
+    for (std::int32_t i : shuffled(0, rows * kEach)) fn(i / kEach, i % kEach, kEach);
+  }
+
+  template <class Fn>
+  bool all(std::int32_t count, const Fn& fn) {
+    bool every = true;
+    for (std::int32_t i : shuffled(0, count)) every &= fn(i);
+    sync();
+    return every;
+  }
 
   template <class T, class Load, class Store>
   T scan(std::int32_t count, const Load& load, const Store& store) {
@@ -45,6 +60,7 @@ class HostBlock {
         store(i, own[k], before[k]);
       }
     }
+    sync();
     return sum;
   }
 
@@ -59,6 +75,7 @@ class HostBlock {
       }
       store(row, count, sum);
     }
+    sync();
   }
 
   template <class Load, class Store>
@@ -78,11 +95,12 @@ class HostBlock {
     for (std::int32_t row : shuffled(0, rows))
       for (std::int32_t i : shuffled(0, count))
         results[static_cast<std::size_t>(row)] = std::max(results[static_cast<std::size_t>(row)], fn(row, i));
+    sync();
     return [&results](std::int32_t row) { return results.at(static_cast<std::size_t>(row)); };
   }
 
   template <std::int32_t K, class Make, class Fn>
-  std::array<std::int64_t, K> max_between(std::int32_t count, const Make& make, const Fn& fn) {
+  auto max_between(std::int32_t count, const Make& make, const Fn& fn) {
     std::vector<decltype(make(0))> items(static_cast<std::size_t>(count) + 1);
     for (const std::int32_t again : {0, 1})
       for (std::int32_t i : shuffled(0, count + 1))
@@ -93,7 +111,21 @@ class HostBlock {
         std::int64_t& result = results[static_cast<std::size_t>(k)];
         result = std::max<std::int64_t>(result, fn(k, items[i], items[i + 1]));
       }
-    return results;
+    return behind_barrier([results](std::int32_t k) { return results.at(static_cast<std::size_t>(k)); });
+  }
+
+  template <class Fn>
+  auto max_of(std::int32_t count, const Fn& fn) {
+    std::int64_t result = 0;
+    for (std::int32_t i : shuffled(0, count)) result = std::max<std::int64_t>(result, fn(i));
+    return behind_barrier([result] { return result; });
+  }
+
+  template <class Fn>
+  auto sum_of(std::int32_t count, const Fn& fn) {
+    std::int32_t sum = 0;
+    for (std::int32_t i : shuffled(0, count)) sum += fn(i);
+    return behind_barrier([sum] { return sum; });
   }
 
   template <class Fn>
@@ -115,12 +147,19 @@ class HostBlock {
     return smallest;
   }
 
-  void add(std::int32_t* where, std::int32_t number) { *where += number; }
   void store(WorkRecord* where, const WorkRecord& record) { *where = record; }
   bool leader() const { return true; }
 
  private:
   static constexpr std::int32_t kThreads = 48;
+
+  template <class Result>
+  auto behind_barrier(const Result& result) {
+    return [this, result, made = barriers_](auto... row) {
+      EXPECT_EQ(barriers_, made + 1);
+      return result(row...);
+    };
+  }
 
   std::vector<std::int32_t> shuffled(std::int32_t first, std::int32_t end) {
     std::vector<std::int32_t> order(static_cast<std::size_t>(end - first));
@@ -132,6 +171,7 @@ class HostBlock {
   std::mt19937_64 engine_;
   std::array<std::vector<std::int64_t>, 2> results_;
   std::size_t next_ = 0;
+  std::int32_t barriers_ = 0;
 };
 
 // Like GuardedPlan, made by the device's planner. `small`: shared memory that next to nothing fits into.

@@ -120,7 +120,7 @@ class Device {
   virtual Status launch_graph(void* graph, Stream stream) = 0;
   virtual void release_graph(void* graph) noexcept = 0;
 
-  virtual Status prepare(const DecodeKernel& kernel) = 0;  // once, before the first decode
+  virtual Status prepare(const DecodeKernel& kernel) = 0;  // once, before the first decode or plan
   virtual Status decode(const DecodeKernel& kernel, const DecodeCall& call, std::int32_t workers, bool overlap_previous,
                         Stream stream) = 0;
   virtual Status plan(const PlanCall& call, Stream stream) = 0;

@@ -9,6 +9,7 @@ namespace latte::cuda {
 Status Gpu::prepare(const DecodeKernel& kernel) {
   const Use use(ordinal_);
   LATTE_RETURN_IF_CUDA_ERROR(prepare_decode(kernel), "a decode kernel for this device");
+  LATTE_RETURN_IF_CUDA_ERROR(prepare_plan(), "a planner for this device");
   return {};
 }
 

@@ -75,18 +75,18 @@ LATTE_DEVICE inline LineCuts place_cut(const Step& step, std::int64_t x, plan::C
 }
 
 struct Choice {
-  std::int32_t splits = 0;  // 0: the line, with these cuts
+  std::int32_t splits = 0, line = 0;  // 0 splits: that line
   std::int64_t makespan = 0;
-  const plan::Cut* cuts = nullptr;
 };
 
-// The three lines: each worker searches for its cut; a load lies between neighbours.
+// The makespans of the three lines, behind the next barrier: each worker searches for its cut; a load lies between
+// neighbours.
 template <class Block>
-LATTE_DEVICE Choice best_line(Block& block, const Step& step) {
+LATTE_DEVICE auto cut_lines(Block& block, const Step& step) {
   const std::int32_t workers = step.task.config.workers, stride = workers + 1;
   plan::Cut* trial = step.tiles.trial;
   const Shares shares(step.line_ticks, step.task);
-  const auto makespans = block.template max_between<plan::kSnapCandidates>(
+  return block.template max_between<plan::kSnapCandidates>(
       workers,
       [&](std::int32_t w) -> LineCuts {
         if (w > 0 && w < workers && step.count > 0) return place_cut(step, shares.begin(w), trial + w, stride);
@@ -101,10 +101,15 @@ LATTE_DEVICE Choice best_line(Block& block, const Step& step) {
       [&](std::int32_t i, const LineCuts& begin, const LineCuts& end) {
         return plan::share_ticks(begin.at[i], end.at[i], (begin.inside >> i & 1) != 0, step.task.fixed);
       });
-  Choice best{.makespan = makespans[0], .cuts = trial};
-  for (std::int32_t i = 1; i < plan::kSnapCandidates; ++i)
-    if (makespans[i] < best.makespan) best = {.makespan = makespans[i], .cuts = trial + i * stride};
-  return best;
+}
+
+// Load of one worker under uniform(1): whole tiles, w, w + workers, ...
+LATTE_DEVICE inline std::int64_t whole_load(const Step& step, std::int32_t w) {
+  const std::int64_t* line = step.tiles.line;
+  std::int64_t load = 0;
+  for (std::int32_t t = w; t < step.count; t += step.task.config.workers)
+    load += (t + 1 < step.count ? line[t + 1] : step.line_ticks) - line[t];
+  return load;
 }
 
 // Blocks of piece i of a tile under uniform(n): plan::uniform_cut(). A tile of fewer blocks has one a piece.
@@ -146,42 +151,56 @@ LATTE_DEVICE inline bool uniform_can_win(const Step& step, std::int32_t extra, s
   return extra < 2 * workers && step.line_ticks + extra * step.task.fixed.both() + workers - 1 < best * workers;
 }
 
-// The host tries uniform(1), uniform(2), ... until one cannot win against the best so far. Then none behind it can, as
-// it only gets harder; and one that cannot win against the line never is the best. So those that can against the line
-// are 1 .. c, and the host's winner is the first of the smallest among them, or the line. `extra[n]`: pieces of
-// uniform(n) beyond one a tile.
+// The best of uniform(2), uniform(3), ... where one of them is better than `best`. `extra[n]`: pieces of uniform(n)
+// beyond one a tile.
 template <class Block>
-LATTE_DEVICE Choice balance(Block& block, const Step& step, std::int32_t* extra) {
+LATTE_DEVICE Choice best_uniform(Block& block, const Step& step, std::int32_t* extra, Choice best) {
   const TileArrays& tiles = step.tiles;
   block.sum_rows(
-      plan::kMaxUniformCandidate, step.count,
-      [&](std::int32_t row, std::int32_t t) { return plan::uniform_pieces(tiles.blocks[t], row + 1) - 1; },
-      [&](std::int32_t row, std::int32_t sum) { extra[row + 1] = sum; });
-  Choice best = best_line(block, step);
-  const std::int32_t candidates = block.count_true(plan::kMaxUniformCandidate, [&](std::int32_t row) {
-    return uniform_can_win(step, extra[row + 1], best.makespan);
+      kPrefixRows, step.count,
+      [&](std::int32_t row, std::int32_t t) { return plan::uniform_pieces(tiles.blocks[t], row + 2) - 1; },
+      [&](std::int32_t row, std::int32_t sum) { extra[row + 2] = sum; });
+  block.sync();
+  const std::int32_t candidates = 1 + block.count_true(kPrefixRows, [&](std::int32_t row) {
+    return uniform_can_win(step, extra[row + 2], best.makespan);
   });
-  for (std::int32_t first = 1; first <= candidates;) {
-    const std::int32_t first_scanned = std::max(first, 2);
-    const std::int32_t last = std::min(candidates, first_scanned + tiles.prefix_rows - 1);
-    const auto prefix = [&](std::int32_t n) {
-      return tiles.prefix + std::int64_t{n - first_scanned} * tiles.prefix_stride;
-    };
+  for (std::int32_t first = 2; first <= candidates;) {
+    const std::int32_t last = std::min(candidates, first + tiles.prefix_rows - 1), rows = last - first + 1;
+    const auto prefix = [&](std::int32_t row) { return tiles.prefix + std::int64_t{row} * tiles.prefix_stride; };
     // Where every tile has `last` blocks, pieces are found without a table.
     if (extra[last] != std::int64_t{step.count} * (last - 1))
       block.scan_rows(
-          last - first_scanned + 1, step.count,
-          [&](std::int32_t row, std::int32_t t) { return plan::uniform_pieces(tiles.blocks[t], first_scanned + row); },
-          [&](std::int32_t row, std::int32_t t, std::int32_t before) { prefix(first_scanned + row)[t] = before; });
-    const auto makespans =
-        block.max_rows(last - first + 1, step.task.config.workers, [&](std::int32_t row, std::int32_t w) {
-          const std::int32_t n = first + row;
-          return uniform_load(step, prefix(std::max(n, 2)), n, step.count + extra[n], w);
-        });
-    const auto smallest = block.first_smallest(last - first + 1, makespans);
+          rows, step.count,
+          [&](std::int32_t row, std::int32_t t) { return plan::uniform_pieces(tiles.blocks[t], first + row); },
+          [&](std::int32_t row, std::int32_t t, std::int32_t before) { prefix(row)[t] = before; });
+    const auto makespans = block.max_rows(rows, step.task.config.workers, [&](std::int32_t row, std::int32_t w) {
+      const std::int32_t n = first + row;
+      return uniform_load(step, prefix(row), n, step.count + extra[n], w);
+    });
+    const auto smallest = block.first_smallest(rows, makespans);
     if (smallest.value < best.makespan) best = {.splits = first + smallest.row, .makespan = smallest.value};
     first = last + 1;
   }
+  return best;
+}
+
+// The host tries uniform(1), uniform(2), ... until one cannot win against the best so far. Then none behind it can, as
+// it only gets harder; and one that cannot win against some candidate never is the best. So those that can against the
+// lines and uniform(1) are 2 .. c, and the host's winner is the first of the smallest among all. uniform(1) costs
+// little and often wins: it is looked at together with the lines, and so is whether uniform(2) has too many pieces.
+template <class Block>
+LATTE_DEVICE Choice balance(Block& block, const Step& step, std::int32_t* extra) {
+  const std::int32_t workers = step.task.config.workers;
+  const auto lines = cut_lines(block, step);
+  const auto whole = block.max_of(workers, [&](std::int32_t w) { return whole_load(step, w); });
+  const auto halves = block.sum_of(step.count, [&](std::int32_t t) { return step.tiles.blocks[t] > 1 ? 1 : 0; });
+  block.sync();
+  Choice best{.makespan = lines(0)};
+  for (std::int32_t i = 1; i < plan::kSnapCandidates; ++i)
+    if (const std::int64_t makespan = lines(i); makespan < best.makespan) best = {.line = i, .makespan = makespan};
+  if (const std::int64_t makespan = whole(); makespan < best.makespan) best = {.splits = 1, .makespan = makespan};
+  if (uniform_can_win(step, halves(), best.makespan)) [[unlikely]]
+    return best_uniform(block, step, extra, best);
   return best;
 }
 

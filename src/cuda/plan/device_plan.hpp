@@ -12,6 +12,9 @@
 
 namespace latte::cuda {
 
+// Of the current device; once, before the first launch.
+cudaError_t prepare_plan();
+
 // `sizes` are plan_sizes(config)'s; `words` has as many as they say and is 8-byte aligned. Lengths are clamped to the
 // limits and to `query_tokens`; where `visible` is given it has that many entries. More requests than the limits allow:
 // cudaErrorInvalidValue.

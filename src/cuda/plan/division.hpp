@@ -2,6 +2,7 @@
 // divide.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 // The planner's steps are templates over the thread block they run on: the GPU's in device_plan.cu, one that a test
@@ -32,6 +33,15 @@ struct Divisor {
   }
   LATTE_DEVICE std::int32_t ceil(std::int32_t n) const { return n > 0 ? floor(n - 1) + 1 : 0; }
 };
+
+// -1 for 0.
+LATTE_DEVICE inline std::int32_t floor_log2(std::int32_t n) {
+#ifdef __CUDA_ARCH__
+  return 31 - __clz(n);
+#else
+  return std::bit_width(static_cast<std::uint32_t>(n)) - 1;
+#endif
+}
 
 struct Division {
   std::uint64_t quotient;

@@ -1,42 +1,11 @@
-// Writing the plan: how many pieces each tile has, a scan that numbers pieces and partials, then every record by
-// itself.
+// Writing the plan: a scan that numbers pieces and partials, then every record by itself. Where tiles are cut all the
+// same way it goes over tiles, and a piece searches for its tile; where a line was cut it goes over cuts, and a worker
+// knows where it begins.
 #pragma once
 
 #include "cuda/plan/balance.hpp"
 
 namespace latte::cuda::planner {
-
-struct EmitSums {
-  std::int32_t pieces = 0, split_tiles = 0, partial_rows = 0;
-  LATTE_DEVICE EmitSums operator+(const EmitSums& o) const {
-    return {pieces + o.pieces, split_tiles + o.split_tiles, partial_rows + o.partial_rows};
-  }
-  LATTE_DEVICE EmitSums operator-(const EmitSums& o) const {
-    return {pieces - o.pieces, split_tiles - o.split_tiles, partial_rows - o.partial_rows};
-  }
-  template <class Fn>
-  LATTE_DEVICE EmitSums map(const Fn& fn) const {
-    return {fn(pieces), fn(split_tiles), fn(partial_rows)};
-  }
-
-  LATTE_DEVICE static EmitSums of(std::int32_t pieces, std::int32_t rows) {
-    return pieces == 1 ? EmitSums{1, 0, 0} : EmitSums{pieces, 1, pieces * rows};
-  }
-  // Of these many tiles: every piece but those of tiles in one.
-  LATTE_DEVICE std::int32_t partials(std::int32_t tiles) const { return pieces - (tiles - split_tiles); }
-};
-
-// A tile's place on the line as well.
-struct ChunkSums {
-  Ticks line;
-  EmitSums emit;
-  LATTE_DEVICE ChunkSums operator+(const ChunkSums& o) const { return {line + o.line, emit + o.emit}; }
-  LATTE_DEVICE ChunkSums operator-(const ChunkSums& o) const { return {line - o.line, emit - o.emit}; }
-  template <class Fn>
-  LATTE_DEVICE ChunkSums map(const Fn& fn) const {
-    return {line.map(fn), emit.map(fn)};
-  }
-};
 
 // Tile t of `count`, once its pieces and those before are counted.
 LATTE_DEVICE inline void number_tile(const Task& task, const TileArrays& tiles, std::int32_t count, std::int32_t t,
@@ -52,20 +21,6 @@ LATTE_DEVICE inline void number_tile(const Task& task, const TileArrays& tiles, 
 
 // A tile's pieces are cut by one of these. `tile`: where a piece belongs; `range`: the blocks of piece i of a tile;
 // `position`: where the piece's record goes.
-
-struct LinePieces {
-  const Step& step;
-
-  LATTE_DEVICE std::int32_t tile(std::int32_t piece) const {
-    return last_at_most(step.tiles.first_piece, 0, step.count, piece);
-  }
-  LATTE_DEVICE BlockRange range(std::int32_t t, std::int32_t i, std::int32_t pieces) const {
-    // Pieces before this tile are one a tile and one a cut, so the tile's first cut is:
-    const plan::Cut* cut = step.tiles.inner + (step.tiles.first_piece[t] - t);
-    return {i == 0 ? 0 : cut[i - 1].block, i + 1 == pieces ? step.tiles.blocks[t] : cut[i].block};
-  }
-  LATTE_DEVICE std::int32_t position(std::int32_t piece) const { return piece; }
-};
 
 // Pieces are dealt round-robin, and the first `more` workers have one more than the others.
 struct UniformPieces {
@@ -83,7 +38,7 @@ struct UniformPieces {
   LATTE_DEVICE std::int32_t tile(std::int32_t piece) const {
     return uniform_tile(step, step.tiles.first_piece, n, records, 0, piece);
   }
-  LATTE_DEVICE BlockRange range(std::int32_t t, std::int32_t i, std::int32_t) const {
+  LATTE_DEVICE BlockRange range(std::int32_t t, std::int32_t i) const {
     return uniform_range(step.task, n, step.tiles.blocks[t], i);
   }
   LATTE_DEVICE std::int32_t position(std::int32_t piece) const {
@@ -99,7 +54,7 @@ struct ChunkPieces {
   LATTE_DEVICE std::int32_t tile(std::int32_t piece) const {
     return last_at_most(step.tiles.first_piece, 0, step.count, piece);
   }
-  LATTE_DEVICE BlockRange range(std::int32_t t, std::int32_t i, std::int32_t) const {
+  LATTE_DEVICE BlockRange range(std::int32_t t, std::int32_t i) const {
     const std::int32_t begin = i * chunk;
     return {begin, begin + std::min(chunk, step.tiles.blocks[t] - begin)};
   }
@@ -112,63 +67,102 @@ struct ChunkPieces {
            std::int64_t{i} * chunk * step.block_ticks(t) + (i > 1 ? (i - 1) * fixed.split : 0);
   }
   LATTE_DEVICE std::int64_t middle(std::int32_t t, std::int32_t i) const {
-    const BlockRange blocks = range(t, i, 0);
+    const BlockRange blocks = range(t, i);
     const std::int64_t ticks =
         step.task.fixed.piece + (blocks.end - blocks.begin) * step.block_ticks(t) + (i > 0 ? step.task.fixed.split : 0);
     return ticks_before(t, i) + ticks / 2;
   }
 };
 
+struct Piece {
+  std::int32_t tile, partial_row;
+  BlockRange blocks;
+};
+
+template <class Block>
+LATTE_DEVICE void write_record(Block& block, const Step& step, const Piece& piece, std::int32_t position) {
+  const Task& task = step.task;
+  const TileArrays& tiles = step.tiles;
+  const RowRange rows = tiles.rows[piece.tile];
+  const std::int64_t end = std::int64_t{piece.blocks.end} * task.config.kv_block;
+  const std::int32_t extent = tiles.extent[piece.tile], kv_end = end < extent ? static_cast<std::int32_t>(end) : extent;
+  block.store(task.records() + position, {.request = tiles.request[piece.tile],
+                                          .partial_row = piece.partial_row,
+                                          .row_begin = rows.begin,
+                                          .row_end = rows.end,
+                                          .kv_begin = piece.blocks.begin * task.config.kv_block,
+                                          .kv_end = kv_end,
+                                          .kv_after = extent - kv_end + tiles.behind[piece.tile],
+                                          .tile = piece.tile});
+}
+
 template <class Block, class Pieces>
 LATTE_DEVICE void write_records(Block& block, const Step& step, const Pieces& cutting, std::int32_t records) {
   const Task& task = step.task;
   const TileArrays& tiles = step.tiles;
-  block.for_each(records, [&](std::int32_t piece) {
-    const std::int32_t t = cutting.tile(piece);
-    const std::int32_t i = piece - tiles.first_piece[t], pieces = tiles.first_piece[t + 1] - tiles.first_piece[t];
-    const BlockRange blocks = cutting.range(t, i, pieces);
-    const RowRange rows = tiles.rows[t];
-    std::int32_t partial_row = -1;
+  block.for_each(records, [&](std::int32_t number) {
+    const std::int32_t t = cutting.tile(number);
+    const std::int32_t i = number - tiles.first_piece[t], pieces = tiles.first_piece[t + 1] - tiles.first_piece[t];
+    Piece piece{.tile = t, .partial_row = -1, .blocks = cutting.range(t, i)};
     if (pieces > 1) {
       const std::int32_t first_partial = tiles.first_partial[t];
       const std::int32_t first_row =
           tiles.partial_row != nullptr ? tiles.partial_row[t] : task.reduce_partial()[first_partial];
-      partial_row = first_row + i * (rows.end - rows.begin);
-      if (i > 0) task.reduce_partial()[first_partial + i] = partial_row;  // the first is there already
+      piece.partial_row = first_row + i * (tiles.rows[t].end - tiles.rows[t].begin);
+      if (i > 0) task.reduce_partial()[first_partial + i] = piece.partial_row;  // the first is there already
     }
-    const std::int64_t end = std::int64_t{blocks.end} * task.config.kv_block;
-    const std::int32_t extent = tiles.extent[t], kv_end = end < extent ? static_cast<std::int32_t>(end) : extent;
-    block.store(task.records() + cutting.position(piece), {.request = tiles.request[t],
-                                                           .partial_row = partial_row,
-                                                           .row_begin = rows.begin,
-                                                           .row_end = rows.end,
-                                                           .kv_begin = blocks.begin * task.config.kv_block,
-                                                           .kv_end = kv_end,
-                                                           .kv_after = extent - kv_end + tiles.behind[t],
-                                                           .tile = t});
+    write_record(block, step, piece, cutting.position(number));
   });
 }
 
-// The cut line: cuts inside tiles, each once, and where each worker's records begin. Before a cut lie as many records
-// as tiles begin before it and cuts inside tiles lie before it.
+// The cut line: where each worker's records and partials begin. Before a cut lie as many records as tiles begin before
+// it and cuts inside tiles lie before it; a tile's first cut makes two partials, every other one more. Returns the sums
+// over all tiles.
 template <class Block>
-LATTE_DEVICE void deal_line(Block& block, const Step& step, const plan::Cut* cuts) {
+LATTE_DEVICE EmitSums deal_line(Block& block, const Step& step, const plan::Cut* cuts) {
   const TileArrays& tiles = step.tiles;
-  if (tiles.cuts != nullptr) {
-    block.for_each(step.task.config.workers, [&](std::int32_t w) { tiles.cuts[w] = cuts[w]; });
-    block.sync();
-    cuts = tiles.cuts;
-  }
-  block.template scan<TileCount>(
+  const EmitSums all = block.template scan<EmitSums>(
       step.task.config.workers,
-      [&](std::int32_t w) -> TileCount { return {w > 0 && cuts[w].block > 0 && cuts[w] != cuts[w - 1] ? 1u : 0u}; },
-      [&](std::int32_t w, const TileCount& own, const TileCount& before) {
-        if (own.tiles > 0) {
-          tiles.inner[before.tiles] = cuts[w];
-          block.add(tiles.first_partial + cuts[w].tile, 1);
-        }
-        step.task.indptr()[w] = cuts[w].tile + static_cast<std::int32_t>(before.tiles + own.tiles);
+      [&](std::int32_t w) -> EmitSums {
+        const plan::Cut cut = cuts[w], before = cuts[std::max(w, 1) - 1];
+        if (cut.block == 0 || cut == before) return {};
+        const std::int32_t splits = cut.tile != before.tile || before.block == 0 ? 1 : 0;
+        return {1, splits, (1 + splits) * (tiles.rows[cut.tile].end - tiles.rows[cut.tile].begin)};
+      },
+      [&](std::int32_t w, const EmitSums& own, const EmitSums& before) {
+        const EmitSums dealt = before + own;
+        tiles.dealt[w] = dealt;
+        step.task.indptr()[w] = cuts[w].tile + dealt.pieces;
       });
+  return {step.count + all.pieces, all.split_tiles, all.partial_rows};
+}
+
+// A worker's records: one a tile, from its cut to the next.
+template <class Block>
+LATTE_DEVICE void write_line(Block& block, const Step& step, const plan::Cut* cuts) {
+  const Task& task = step.task;
+  const TileArrays& tiles = step.tiles;
+  block.for_each_row(task.config.workers, [&](std::int32_t w, std::int32_t first, std::int32_t every) {
+    const plan::Cut begin = cuts[w], end = cuts[w + 1];
+    const EmitSums dealt = tiles.dealt[w];
+    const std::int32_t records = begin == end ? 0 : end.tile - begin.tile + (end.block > 0 ? 1 : 0);
+    const std::int32_t partials = dealt.pieces + dealt.split_tiles;
+    LATTE_ROLLED
+    for (std::int32_t i = first; i < records; i += every) {
+      const std::int32_t t = begin.tile + i;
+      const bool begins_inside = i == 0 && begin.block > 0, ends_inside = t == end.tile;
+      const RowRange rows = tiles.rows[t];
+      Piece piece{.tile = t, .partial_row = -1, .blocks = {begins_inside ? begin.block : 0, end.block}};
+      if (!ends_inside) piece.blocks.end = tiles.blocks[t];
+      if (begins_inside)
+        piece.partial_row = dealt.partial_rows - (rows.end - rows.begin);
+      else if (ends_inside)
+        piece.partial_row = dealt.partial_rows;
+      if (!begins_inside) task.reduce_indptr()[t] = partials;
+      if (piece.partial_row >= 0) task.reduce_partial()[begins_inside ? partials - 1 : partials] = piece.partial_row;
+      write_record(block, step, piece, begin.tile + dealt.pieces + i);
+    }
+  });
 }
 
 // Chunks: worker w begins with the first piece whose middle lies in its share. Returns the makespan.
@@ -202,8 +196,10 @@ LATTE_DEVICE std::int64_t deal_chunks(Block& block, const Step& step, const Chun
     step.task.indptr()[w] = none ? records : first_piece[t] + i;
     return {none ? total : cutting.ticks_before(t, i)};
   };
-  return block.template max_between<1>(
-      workers, first_of, [](std::int32_t, const Ticks& begin, const Ticks& end) { return end.ticks - begin.ticks; })[0];
+  const auto makespan = block.template max_between<1>(
+      workers, first_of, [](std::int32_t, const Ticks& begin, const Ticks& end) { return end.ticks - begin.ticks; });
+  block.sync();
+  return makespan(0);
 }
 
 }  // namespace latte::cuda::planner

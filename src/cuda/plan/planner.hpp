@@ -3,17 +3,22 @@
 // the rest is scans, searches and maxima.
 //
 // A Block offers, with a barrier at the end:
+//   all(count, fn(i))                               whether every one is true
 //   scan<T>(count, load(i), store(i, own, before))  prefix sums in order of i; returns the total
 //   scan_rows(rows, count, load(row, i), store(row, i, before))     many short scans; stores each total at i = count
 //   max_rows(rows, count, fn(row, i))               returns a function of the row; maxima from 0 up
-//   max_between<K>(count, make(i), fn(k, a, b))     K maxima over neighbours of make(0) .. make(count), which may be
-//                                                   made twice
 //   sync()
-// and without:
+// without, so that what is asked for until the next one is done side by side, by different warps; three at most. The
+// result is a function that every thread calls between the next barrier and the one behind it:
+//   max_between<K>(count, make(i), fn(k, a, b))     of k < K: the maximum over neighbours of make(0) .. make(count),
+//                                                   which may be made twice
+//   max_of(count, fn(i)), sum_of(count, fn(i))      maxima from 0 up
+// and also without:
 //   for_each(count, fn(i))                          every i once, by any thread, in any order
+//   for_each_row(rows, fn(row, first, every))       a few threads a row, of which each is to do items first,
+//                                                   first + every, ...
 //   sum_rows(rows, count, load(row, i), store(row, sum))
 //   count_true(rows, fn(row)), first_smallest(rows, fn(row))        at most 32 rows; every thread gets the result
-//   add(where, number)                              by one thread among many
 //   store(where, record)
 //   leader()                                        true in one thread
 #pragma once
@@ -28,28 +33,34 @@ struct Written {
   std::int32_t splits;
 };
 
-LATTE_DEVICE inline void write_meta(const Task& task, std::int32_t tiles, const Written& written) {
+// What does not depend on lengths is written while they are loaded.
+LATTE_DEVICE inline void write_fixed_meta(const Task& task) {
   std::int32_t* meta = task.words;
   meta[kMetaVersion] = kPlanVersion;
   meta[kMetaWorkers] = task.config.workers;
   meta[kMetaRequests] = task.requests;
-  meta[kMetaRecords] = written.sums.pieces;
-  meta[kMetaTiles] = tiles;
-  meta[kMetaSplitTiles] = written.sums.split_tiles;
-  meta[kMetaPartials] = written.sums.partials(tiles);
-  meta[kMetaPartialRows] = written.sums.partial_rows;
   meta[kMetaHeads] = task.config.heads;
   meta[kMetaRowTile] = task.config.row_tile;
   meta[kMetaKvBlock] = task.config.kv_block;
-  meta[kMetaSplits] = written.splits;
-  meta[kMetaMakespanLow] = static_cast<std::int32_t>(static_cast<std::uint32_t>(written.makespan));
-  meta[kMetaMakespanHigh] = static_cast<std::int32_t>(written.makespan >> 32);
   meta[kMetaOffsetIndptr] = static_cast<std::int32_t>(task.at.indptr);
   meta[kMetaOffsetRecords] = static_cast<std::int32_t>(task.at.records);
   meta[kMetaOffsetReduceIndptr] = static_cast<std::int32_t>(task.at.reduce_indptr);
   meta[kMetaOffsetReduceFinal] = static_cast<std::int32_t>(task.at.reduce_final);
   meta[kMetaOffsetReducePartial] = static_cast<std::int32_t>(task.at.reduce_partial);
-  task.reduce_indptr()[tiles] = written.sums.partials(tiles);
+}
+
+LATTE_DEVICE inline void write_meta(const Task& task, std::int32_t tiles, const Written& written) {
+  const std::int32_t partials = written.sums.partials(tiles);
+  std::int32_t* meta = task.words;
+  meta[kMetaRecords] = written.sums.pieces;
+  meta[kMetaTiles] = tiles;
+  meta[kMetaSplitTiles] = written.sums.split_tiles;
+  meta[kMetaPartials] = partials;
+  meta[kMetaPartialRows] = written.sums.partial_rows;
+  meta[kMetaSplits] = written.splits;
+  meta[kMetaMakespanLow] = static_cast<std::int32_t>(static_cast<std::uint32_t>(written.makespan));
+  meta[kMetaMakespanHigh] = static_cast<std::int32_t>(written.makespan >> 32);
+  task.reduce_indptr()[tiles] = partials;
   task.indptr()[task.config.workers] = written.sums.pieces;
 }
 
@@ -58,9 +69,9 @@ struct Source {
   const Task& task;
   RequestArrays requests;
   const TileArrays& tiles;
-  std::int32_t count;
+  std::int32_t count, each;  // tiles; of a request, or 0
 
-  LATTE_DEVICE Tile tile(std::int32_t t) const { return make_tile(task, requests, tiles, t); }
+  LATTE_DEVICE Tile tile(std::int32_t t) const { return make_tile(task, requests, each, tiles, t); }
   LATTE_DEVICE Step step(std::int64_t line_ticks) const { return {task, tiles, count, line_ticks}; }
   LATTE_DEVICE void number(std::int32_t t, const EmitSums& own, const EmitSums& before) const {
     number_tile(task, tiles, count, t, own, before);
@@ -68,38 +79,70 @@ struct Source {
 };
 
 template <class Block>
+LATTE_DEVICE void deal_uniform(Block& block, const Step& step, const UniformPieces& cutting) {
+  block.for_each(step.task.config.workers, [&](std::int32_t w) { step.task.indptr()[w] = cutting.first_record(w); });
+}
+
+template <class Block>
 LATTE_DEVICE void write_uniform(Block& block, const Step& step, std::int32_t n, std::int32_t records) {
   const UniformPieces cutting(step, n, records);
-  block.for_each(step.task.config.workers, [&](std::int32_t w) { step.task.indptr()[w] = cutting.first_record(w); });
+  deal_uniform(block, step, cutting);
   write_records(block, step, cutting, records);
 }
 
 template <class Block>
-LATTE_DEVICE Written plan_balanced(Block& block, const Source& source, std::int32_t* extra) {
+LATTE_DEVICE EmitSums emit_line(Block& block, const Step& step, std::int32_t line) {
+  const plan::Cut* cuts = step.tiles.trial + line * (step.task.config.workers + 1);
+  if (step.tiles.cuts != nullptr) {
+    block.for_each(step.task.config.workers + 1, [&](std::int32_t w) { step.tiles.cuts[w] = cuts[w]; });
+    block.sync();
+    cuts = step.tiles.cuts;
+  }
+  const EmitSums sums = deal_line(block, step, cuts);
+  write_line(block, step, cuts);
+  return sums;
+}
+
+// uniform(1), where piece and tile are one.
+template <class Block>
+LATTE_DEVICE EmitSums emit_whole(Block& block, const Step& step) {
+  const UniformPieces cutting(step, 1, step.count);
+  deal_uniform(block, step, cutting);
+  block.for_each(step.count, [&](std::int32_t t) {
+    step.task.reduce_indptr()[t] = 0;
+    write_record(block, step, {.tile = t, .partial_row = -1, .blocks = {0, step.tiles.blocks[t]}}, cutting.position(t));
+  });
+  return {.pieces = step.count};
+}
+
+template <class Block>
+LATTE_DEVICE EmitSums emit_uniform(Block& block, const Source& source, const Step& step, std::int32_t n) {
   const TileArrays& tiles = source.tiles;
-  const Ticks line = block.template scan<Ticks>(
-      source.count,
-      [&](std::int32_t t) {
-        tiles.first_partial[t] = 0;
-        return unsplit_ticks(source.task, source.tile(t));
-      },
-      [&](std::int32_t t, const Ticks&, const Ticks& before) { tiles.line[t] = before.ticks; });
-  const Step step = source.step(line.ticks);
-  const Choice choice = balance(block, step, extra);
-  if (choice.splits == 0) deal_line(block, step, choice.cuts);
   const EmitSums sums = block.template scan<EmitSums>(
       source.count,
       [&](std::int32_t t) {
-        const std::int32_t pieces =
-            choice.splits > 0 ? plan::uniform_pieces(tiles.blocks[t], choice.splits) : 1 + tiles.first_partial[t];
-        return EmitSums::of(pieces, tiles.rows[t].end - tiles.rows[t].begin);
+        return EmitSums::of(plan::uniform_pieces(tiles.blocks[t], n), tiles.rows[t].end - tiles.rows[t].begin);
       },
       [&](std::int32_t t, const EmitSums& own, const EmitSums& before) { source.number(t, own, before); });
-  if (choice.splits > 0)
-    write_uniform(block, step, choice.splits, sums.pieces);
+  write_uniform(block, step, n, sums.pieces);
+  return sums;
+}
+
+template <class Block>
+LATTE_DEVICE Written plan_balanced(Block& block, const Source& source, std::int32_t* extra) {
+  const Ticks line = block.template scan<Ticks>(
+      source.count, [&](std::int32_t t) { return unsplit_ticks(source.task, source.tile(t)); },
+      [&](std::int32_t t, const Ticks&, const Ticks& before) { source.tiles.line[t] = before.ticks; });
+  const Step step = source.step(line.ticks);
+  const Choice choice = balance(block, step, extra);
+  Written written{.makespan = choice.makespan, .splits = choice.splits};
+  if (choice.splits == 0)
+    written.sums = emit_line(block, step, choice.line);
+  else if (choice.splits == 1)
+    written.sums = emit_whole(block, step);
   else
-    write_records(block, step, LinePieces{step}, sums.pieces);
-  return {sums, choice.makespan, choice.splits};
+    written.sums = emit_uniform(block, source, step, choice.splits);
+  return written;
 }
 
 template <class Block>
@@ -155,20 +198,22 @@ LATTE_DEVICE void plan_tiles(Block& block, const Source& source, std::int32_t* e
 // case every address is known to be in shared memory; else the code is another copy.
 template <PolicyKind kind, class Block, class Shared>
 LATTE_DEVICE void make_plan(Block& block, const Task& task, Shared& shared) {
+  if (block.leader()) write_fixed_meta(task);
   RequestArrays requests = shared_requests(shared);
-  std::int32_t count = 0;
+  TileCounts counts;
   if (task.read_requests <= Shared::kRequests) {
-    count = read_requests(block, task, requests);
-    if (fits(task, count, shared)) {
+    counts = read_requests(block, task, requests);
+    if (fits(task, counts.tiles, shared)) {
       const TileArrays tiles = shared_arrays(shared);
-      return plan_tiles<kind>(block, Source{task, shared_requests(shared), tiles, count}, shared.extra);
+      const Source source{task, shared_requests(shared), tiles, counts.tiles, counts.each};
+      return plan_tiles<kind>(block, source, shared.extra);
     }
   } else {
     requests = global_requests(task);
-    count = read_requests(block, task, requests);
+    counts = read_requests(block, task, requests);
   }
   const TileArrays tiles = global_arrays(task);
-  plan_tiles<kind>(block, Source{task, requests, tiles, count}, shared.extra);
+  plan_tiles<kind>(block, Source{task, requests, tiles, counts.tiles, counts.each}, shared.extra);
 }
 
 }  // namespace latte::cuda::planner

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "cuda/call.hpp"
-#include "cuda/plan/division.hpp"
+#include "cuda/plan/sums.hpp"
 #include "plan/arithmetic.hpp"
 
 namespace latte::cuda::planner {
@@ -83,7 +83,7 @@ struct SharedScratch {
 
   std::int64_t line[Tiles];
   plan::Cut cuts[plan::kSnapCandidates * (Workers + 1)];
-  plan::Cut inner[Workers];
+  EmitSums dealt[Workers];
   RowRange rows[Tiles];
   std::int32_t extra[plan::kMaxUniformCandidate + 1];
   std::int32_t start[Requests + 1], seq_len[Requests], first_tile[Requests + 1];
@@ -107,14 +107,13 @@ struct TileArrays {
   std::int32_t* behind;       // tokens of the request behind the extent
   std::int32_t* blocks;       // the extent in KV blocks
   std::int32_t* first_piece;  // [tiles + 1] number of its first piece, in tile and KV order
-  // First partial and its row; without `partial_row` both are looked up in the plan itself. Before partials are
-  // numbered, `first_partial` counts the line's cuts inside the tile.
+  // First partial and its row; without `partial_row` both are looked up in the plan itself.
   std::int32_t* first_partial;
   std::int32_t* partial_row;
 
   plan::Cut* trial;      // [kSnapCandidates][workers + 1]
   plan::Cut* cuts;       // [workers + 1] the chosen ones, where `trial` does not last; else null
-  plan::Cut* inner;      // [workers] cuts inside a tile, each once
+  EmitSums* dealt;       // [workers] up to and with the worker's cut: cuts inside a tile, and what they split
   std::int32_t* prefix;  // [prefix_rows][prefix_stride] first pieces under uniform candidates
   std::int32_t prefix_rows;
   std::int32_t prefix_stride;
@@ -150,7 +149,7 @@ LATTE_DEVICE TileArrays shared_arrays(Shared& shared) {
           .partial_row = shared.partial_row,
           .trial = shared.cuts,
           .cuts = nullptr,
-          .inner = shared.inner,
+          .dealt = shared.dealt,
           .prefix = shared.prefix,
           .prefix_rows = kPrefixRows,
           .prefix_stride = Shared::kTiles + 1};
@@ -158,7 +157,7 @@ LATTE_DEVICE TileArrays shared_arrays(Shared& shared) {
 
 // In the scratch words of the plan's buffer (src/plan/sizes.cpp: 7 a tile, 6 a worker and 4), and where arrays of the
 // plan are not written yet. 64-bit arrays begin at an even word:
-//   line 2T | request T | extent T | behind T | blocks T | first_piece T + 1 | cuts 2(W + 1) | inner 2W
+//   line 2T | request T | extent T | behind T | blocks T | first_piece T + 1 | cuts 2(W + 1) | dealt 3W
 // with at most two words lost to alignment.
 LATTE_DEVICE inline TileArrays global_arrays(const Task& task) {
   const std::int64_t tiles = task.tiles, workers = task.config.workers;
@@ -176,23 +175,27 @@ LATTE_DEVICE inline TileArrays global_arrays(const Task& task) {
           .partial_row = nullptr,
           .trial = reinterpret_cast<plan::Cut*>(task.records()),
           .cuts = reinterpret_cast<plan::Cut*>(words + cuts),
-          .inner = reinterpret_cast<plan::Cut*>(words + cuts + 2 * (workers + 1)),
+          .dealt = reinterpret_cast<EmitSums*>(words + cuts + 2 * (workers + 1)),
           .prefix = words + first_piece,
           .prefix_rows = 1,
           .prefix_stride = 0};
 }
 
-// Last index in [low, high) whose value is at most x. Values do not fall, and the first is at most x.
+// Last index in [low, high) whose value is at most x. Values do not fall, and the first is at most x. Three values a
+// round, loaded together: half as many rounds as with one. Places behind the end stand for the last, so a result there
+// means the last.
 template <class T>
 LATTE_DEVICE std::int32_t last_at_most(const T* values, std::int32_t low, std::int32_t high, T x) {
-  while (high - low > 1) {
-    const std::int32_t middle = low + (high - low) / 2;
-    if (values[middle] <= x)
-      low = middle;
-    else
-      high = middle;
+  const std::int32_t last = high - 1;
+  LATTE_ROLLED
+  for (std::int32_t shift = floor_log2(last - low) & ~1; shift >= 0; shift -= 2) {
+    const T first = values[std::min(low + (1 << shift), last)], second = values[std::min(low + (2 << shift), last)],
+            third = values[std::min(low + (3 << shift), last)];
+    low += (static_cast<std::int32_t>(first <= x) + static_cast<std::int32_t>(second <= x) +
+            static_cast<std::int32_t>(third <= x))
+           << shift;
   }
-  return low;
+  return std::min(low, last);
 }
 
 }  // namespace latte::cuda::planner

@@ -1,73 +1,44 @@
-// Lengths into tiles: a scan over requests numbers query tokens and tiles; then each tile by itself.
+// Lengths into tiles: how many each request has, then each tile by itself.
 #pragma once
 
 #include "cuda/plan/scratch.hpp"
 
 namespace latte::cuda::planner {
 
-// What scans add up offers map(), which takes a function over each of its numbers: a thread block moves numbers, not
-// structures.
-
-struct TileCount {
-  std::uint32_t tiles = 0;
-  LATTE_DEVICE TileCount operator+(const TileCount& o) const { return {tiles + o.tiles}; }
-  LATTE_DEVICE TileCount operator-(const TileCount& o) const { return {tiles - o.tiles}; }
-  template <class Fn>
-  LATTE_DEVICE TileCount map(const Fn& fn) const {
-    return {fn(tiles)};
-  }
+// How many tiles there are, and how many a request has where all have the same number; else 0.
+struct TileCounts {
+  std::int32_t tiles = 0, each = 0;
 };
 
-struct Ticks {
-  std::int64_t ticks = 0;
-  LATTE_DEVICE Ticks operator+(const Ticks& o) const { return {ticks + o.ticks}; }
-  LATTE_DEVICE Ticks operator-(const Ticks& o) const { return {ticks - o.ticks}; }
-  template <class Fn>
-  LATTE_DEVICE Ticks map(const Fn& fn) const {
-    return {fn(ticks)};
-  }
-};
-
-struct RequestSums {
-  std::int64_t queries = 0;
-  std::uint32_t tiles = 0;  // wraps only where queries pass their limit
-  LATTE_DEVICE RequestSums operator+(const RequestSums& o) const { return {queries + o.queries, tiles + o.tiles}; }
-  LATTE_DEVICE RequestSums operator-(const RequestSums& o) const { return {queries - o.queries, tiles - o.tiles}; }
-  template <class Fn>
-  LATTE_DEVICE RequestSums map(const Fn& fn) const {
-    return {fn(queries), fn(tiles)};
-  }
-};
+// Query tokens that are good need no clamping: [begin, end) of request b, given those before are good.
+LATTE_DEVICE inline bool good_queries(const Task& task, std::int32_t b, std::int32_t begin, std::int32_t end) {
+  const auto first = static_cast<std::uint32_t>(begin), last = static_cast<std::uint32_t>(end);
+  return (last <= static_cast<std::uint32_t>(task.query_limit)) &
+         (last - first <= static_cast<std::uint32_t>(task.query_most)) & (b > 0 || begin == 0);
+}
 
 // Lengths on a device are trusted, but a wrong one must not make the planner write outside its buffers. So each is
-// clamped to its limit, and their sums too: what would pass a total is cut off. Good lengths stay as they are. Returns
-// the number of tiles.
+// clamped to its limit, and their sums too: what would pass a total is cut off. Good lengths stay as they are; and
+// where all requests have as many tiles, as in most steps, there is nothing to scan.
 template <class Block>
-LATTE_DEVICE std::int32_t read_requests(Block& block, const Task& task, const RequestArrays& requests) {
+LATTE_DEVICE TileCounts read_requests(Block& block, const Task& task, const RequestArrays& requests) {
   const std::int32_t count = task.read_requests;
-  const auto tiles_for = [&](std::int32_t queries) {
-    return static_cast<std::uint32_t>(task.by_row_tile.ceil(queries * task.config.heads));
+  const std::int32_t* given = task.lengths.query_start;
+  if (count == 0) return {};
+  const auto tiles_for = [&](std::int32_t begin, std::int32_t end) {
+    const std::uint32_t rows = (static_cast<std::uint32_t>(end) - static_cast<std::uint32_t>(begin)) *
+                               static_cast<std::uint32_t>(task.config.heads);
+    return task.by_row_tile.ceil(static_cast<std::int32_t>(rows));
   };
-  const auto store_tiles = [&](std::int32_t b, std::uint32_t own, std::uint32_t before) {
-    requests.first_tile[b] = static_cast<std::int32_t>(before);
-    if (b + 1 == count) requests.first_tile[b + 1] = static_cast<std::int32_t>(before + own);
-  };
-  const auto first_query = [&](std::int64_t before) {
-    return static_cast<std::int32_t>(std::min<std::int64_t>(before, task.query_limit));
-  };
-  const RequestSums sums = block.template scan<RequestSums>(
-      count,
-      [&](std::int32_t b) -> RequestSums {
-        const std::int64_t given = std::int64_t{task.lengths.query_start[b + 1]} - task.lengths.query_start[b];
-        requests.seq_len[b] = std::clamp(task.lengths.seq_lens[b], 0, task.config.limits.max_kv_tokens);
-        const auto queries = static_cast<std::int32_t>(std::clamp<std::int64_t>(given, 0, task.query_most));
-        return {queries, tiles_for(queries)};
-      },
-      [&](std::int32_t b, const RequestSums& own, const RequestSums& before) {
-        requests.start[b] = first_query(before.queries);
-        if (b + 1 == count) requests.start[b + 1] = first_query(before.queries + own.queries);
-        store_tiles(b, own.tiles, before.tiles);
-      });
+  // Everything is loaded before anything is looked at: the loads wait for memory together.
+  const bool usual = block.all(count, [&](std::int32_t b) {
+    const std::int32_t before = given[std::max(b, 1) - 1], begin = given[b], end = given[b + 1];
+    const std::int32_t seq_len = task.lengths.seq_lens[b], most = task.config.limits.max_kv_tokens;
+    requests.start[b] = begin;
+    if (b + 1 == count) requests.start[b + 1] = end;
+    requests.seq_len[b] = std::clamp(seq_len, 0, most);
+    return good_queries(task, b, begin, end) & (b == 0 || tiles_for(before, begin) == tiles_for(begin, end));
+  });
   if (task.kv_total_binds)
     block.template scan<Ticks>(
         count, [&](std::int32_t b) -> Ticks { return {requests.seq_len[b]}; },
@@ -75,12 +46,33 @@ LATTE_DEVICE std::int32_t read_requests(Block& block, const Task& task, const Re
           const std::int64_t left = task.config.limits.max_total_kv_tokens - before.ticks;
           requests.seq_len[b] = static_cast<std::int32_t>(std::clamp<std::int64_t>(left, 0, own.ticks));
         });
-  if (sums.queries <= task.query_limit) return static_cast<std::int32_t>(sums.tiles);
-  // Some query tokens were cut off: tiles are counted again.
+  if (usual) {
+    const std::int32_t each = tiles_for(requests.start[0], requests.start[1]);
+    if (each <= plan::kMaxUniformCandidate) return {count * each, each};
+  } else if (!block.all(count, [&](std::int32_t b) { return good_queries(task, b, given[b], given[b + 1]); })) {
+    const auto first_query = [&](std::int64_t before) {
+      return static_cast<std::int32_t>(std::min<std::int64_t>(before, task.query_limit));
+    };
+    block.template scan<Ticks>(
+        count,
+        [&](std::int32_t b) -> Ticks {
+          return {std::clamp<std::int64_t>(std::int64_t{given[b + 1]} - given[b], 0, task.query_most)};
+        },
+        [&](std::int32_t b, const Ticks& own, const Ticks& before) {
+          requests.start[b] = first_query(before.ticks);
+          if (b + 1 == count) requests.start[b + 1] = first_query(before.ticks + own.ticks);
+        });
+  }
   const TileCount counted = block.template scan<TileCount>(
-      count, [&](std::int32_t b) -> TileCount { return {tiles_for(requests.start[b + 1] - requests.start[b])}; },
-      [&](std::int32_t b, const TileCount& own, const TileCount& before) { store_tiles(b, own.tiles, before.tiles); });
-  return static_cast<std::int32_t>(counted.tiles);
+      count,
+      [&](std::int32_t b) -> TileCount {
+        return {static_cast<std::uint32_t>(tiles_for(requests.start[b], requests.start[b + 1]))};
+      },
+      [&](std::int32_t b, const TileCount& own, const TileCount& before) {
+        requests.first_tile[b] = static_cast<std::int32_t>(before.tiles);
+        if (b + 1 == count) requests.first_tile[b + 1] = static_cast<std::int32_t>(before.tiles + own.tiles);
+      });
+  return {.tiles = static_cast<std::int32_t>(counted.tiles)};
 }
 
 // The largest number of tokens any row of the tile sees. Causal bounds grow with the token, so the last one decides.
@@ -97,24 +89,19 @@ LATTE_DEVICE inline std::int32_t tile_extent(const Task& task, const RequestArra
   return extent;
 }
 
-// The request of tile t. Where every request so far has one tile, which decoding often has, there is nothing to search.
-LATTE_DEVICE inline std::int32_t request_of(const Task& task, const RequestArrays& requests, std::int32_t t) {
-  const std::int32_t* first = requests.first_tile;
-  if (t < task.read_requests && first[t] == t && first[t + 1] > t) return t;
-  return last_at_most(first, 0, task.read_requests, t);
-}
-
 struct Tile {
   std::int32_t rows, blocks;
 };
 
-LATTE_DEVICE inline Tile make_tile(const Task& task, const RequestArrays& requests, const TileArrays& tiles,
-                                   std::int32_t t) {
+LATTE_DEVICE inline Tile make_tile(const Task& task, const RequestArrays& requests, std::int32_t each,
+                                   const TileArrays& tiles, std::int32_t t) {
   const PlanConfig& config = task.config;
-  const std::int32_t b = request_of(task, requests, t);
+  const std::int32_t b =
+      each > 0 ? task.by_small[each].floor(t) : last_at_most(requests.first_tile, 0, task.read_requests, t);
+  const std::int32_t first_tile = each > 0 ? b * each : requests.first_tile[b];
   const std::int32_t first = requests.start[b] * config.heads;
   const std::int32_t end = requests.start[b + 1] * config.heads;
-  const std::int32_t begin = first + (t - requests.first_tile[b]) * config.row_tile;
+  const std::int32_t begin = first + (t - first_tile) * config.row_tile;
   const RowRange rows{begin, end - begin > config.row_tile ? begin + config.row_tile : end};
   const std::int32_t extent = tile_extent(task, requests, b, rows);
   const std::int32_t blocks = task.by_kv_block.ceil(extent);
