@@ -123,8 +123,10 @@ struct DecodeArgs {
   const float* kv_scale_ptr = nullptr;  // read at run time instead of kv_scale
   std::span<std::byte> workspace{};     // empty = the slot's own
   Stream stream = nullptr;              // where to queue the work on a device
-  // The kernel may start while the one queued before it still runs; it waits by itself before it reads q or the cache.
-  // Only where that one writes nothing else decode reads: not the plan, the lengths or the page table.
+  // The kernel may start while the one queued before it still runs, and fetch what is older than the step. It waits by
+  // itself before it reads q or the cache slots of the step's own tokens (a request's last ones, as many as it has
+  // query tokens). Only where the kernel before writes nothing else decode reads: no older slot, not the plan, the
+  // lengths or the page table.
   bool overlap_previous = false;
 };
 

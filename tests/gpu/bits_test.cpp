@@ -58,6 +58,63 @@ TEST_F(GpuBits, AreTheSameWhenLaunchesOverlap) {
   }
 }
 
+// The kernel before writes the step's own tokens and lets decode start at once: first NaN, then what belongs there.
+TEST_F(GpuBits, AreTheSameWhenDecodeOverlapsTheWriteOfItsTokens) {
+  for (std::int32_t heads : {16, 64, 128})
+    for (std::int32_t page_size : {64, 7}) {
+      const std::vector<RequestLengths> requests = {{1, 900}, {2, 300}, {1, 65}, {3, 3}, {1, 1}, {4, 130}};
+      auto step = DeviceStep::make(backend(), gpu_case(requests, heads, page_size));
+      ASSERT_TRUE(succeeded(step->run(backend(), stream())));
+      const auto expected = step->batch.result_bits();
+
+      const DecodeArgs host = step->batch.args();
+      const auto* cache = static_cast<const std::uint16_t*>(host.kv_cache.data);
+      std::vector<std::int64_t> slots;
+      std::vector<std::uint16_t> latent, rope;
+      for (std::size_t r = 0; r < requests.size(); ++r)
+        for (std::int32_t t = requests[r].kv_tokens - requests[r].query_tokens; t < requests[r].kv_tokens; ++t) {
+          const std::int64_t page =
+              host.pages.block_table[static_cast<std::int64_t>(r) * host.pages.block_table_stride + t / page_size];
+          const auto* token = cache + page * host.kv_cache.stride[0] + t % page_size * host.kv_cache.stride[1];
+          slots.push_back(page * page_size + t % page_size);
+          latent.insert(latent.end(), token, token + 512);
+          rope.insert(rope.end(), token + 512, token + 576);
+        }
+      const auto copy = [&](const auto& values) {
+        auto memory = DeviceMemory::allocate(backend(), values.size() * sizeof(values[0])).value();
+        EXPECT_TRUE(
+            succeeded(copy_to_device(backend(), memory.data(), values.data(), values.size() * sizeof(values[0]))));
+        return memory;
+      };
+      const DeviceMemory d_slots = copy(slots), d_latent = copy(latent), d_rope = copy(rope);
+      const DeviceMemory d_nan = copy(std::vector<std::uint16_t>(latent.size(), 0xffff));
+      const auto tokens = static_cast<std::int64_t>(slots.size());
+      DecodeArgs args = step->args(stream());
+      args.overlap_previous = true;
+      WriteKvArgs write;
+      write.slot_mapping = {reinterpret_cast<const std::int64_t*>(d_slots.data()), slots.size()};
+      write.kv_cache = {.data = const_cast<void*>(args.kv_cache.data),
+                        .dtype = args.kv_cache.dtype,
+                        .rank = args.kv_cache.rank,
+                        .shape = args.kv_cache.shape,
+                        .stride = args.kv_cache.stride};
+      write.stream = stream();
+      const auto metadata = step->builder.build(0, step->batch.lengths(), stream()).value();
+      ASSERT_TRUE(succeeded(backend().synchronize(stream())));
+      for (int repeat = 0; repeat < 10; ++repeat) {
+        for (const DeviceMemory* from : {&d_nan, &d_latent}) {
+          write.kv_c = dense(from->data(), Dtype::bf16, {tokens, 512});
+          write.k_pe = dense(from == &d_nan ? d_nan.data() : d_rope.data(), Dtype::bf16, {tokens, 64});
+          ASSERT_TRUE(succeeded(write_kv(backend(), write)));
+        }
+        ASSERT_TRUE(succeeded(decode(metadata, args)));
+        ASSERT_TRUE(succeeded(backend().synchronize(stream())));
+        ASSERT_TRUE(succeeded(step->device.download_outputs(step->batch)));
+        EXPECT_EQ(step->batch.result_bits(), expected);
+      }
+    }
+}
+
 TEST_F(GpuBits, DoNotDependOnWhereThePagesLie) {
   DecodeCase c = mixed_batch(16);
   auto step = DeviceStep::make(backend(), DecodeBatch(c), {}, kLimits);

@@ -113,6 +113,27 @@ TEST_F(GpuDecode, ManyRequestsAndOneLongOne) {
   expect_agreement(backend(), gpu_case({{1, 4097}}, 128));
 }
 
+// Scales that make all tokens count the same, or one of them alone.
+TEST_F(GpuDecode, SmallAndLargeScales) {
+  for (std::int32_t heads : {16, 48, 64, 128})
+    for (float scale : {1e-6f, 0.7f}) {
+      DecodeCase c = gpu_case({{1, 700}, {2, 131}, {3, 2}}, heads);
+      c.scale = scale;
+      expect_agreement(backend(), c);
+    }
+}
+
+// Joined by slices: fewer partials than rows, as many, more of them than a row has values.
+TEST_F(GpuDecode, TilesInAnyNumberOfPieces) {
+  for (std::int32_t heads : {1, 3, 16, 48, 64, 128})
+    for (std::int32_t pieces : {2, 5, 8, 17, 40, 131}) {
+      DecodeCase c = gpu_case({{1, 64 * 140}, {1, 100}}, heads);
+      c.seed = 900 + static_cast<std::uint64_t>(heads + pieces);
+      expect_agreement(backend(), c, {.policy = Policy::uniform(pieces)});
+    }
+  expect_agreement(backend(), gpu_case({{1, 65'536}}, 1), {.policy = Policy::uniform(1024)});
+}
+
 // The pages of an ordinary batch, spread over a cache whose element offsets pass 2^32.
 TEST_F(GpuDecode, PagesBeyondTwoToThe32ElementsAreFound) {
   constexpr std::int64_t kElements = (std::int64_t{1} << 32) + (std::int64_t{1} << 28);

@@ -4,6 +4,7 @@
 
 #include "cuda/ops/ops.hpp"
 #include "cuda/ops/values.cuh"
+#include "cuda/prim/sync.cuh"
 
 namespace latte::cuda {
 namespace {
@@ -50,6 +51,8 @@ __device__ void write_ds_mla(Dtype dtype, const std::byte* latent, const std::by
 }
 
 __global__ void __launch_bounds__(kThreads) write_kv_kernel(const __grid_constant__ WriteKvCall call) {
+  prim::allow_next_launch();  // a decode that overlaps waits for the end of this one before it reads what is written
+                              // here
   const auto* kv_c = static_cast<const std::byte*>(call.kv_c);
   const auto* k_pe = static_cast<const std::byte*>(call.k_pe);
   const std::int64_t size = dtype_size(call.dtype);

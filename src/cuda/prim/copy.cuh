@@ -12,12 +12,15 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// One box of a 5-D tensor map into shared memory, at {0, 0, 0, slab, page}; its bytes are announced on `barrier`.
+// One box of a 5-D tensor map into shared memory, at {0, 0, 0, slab, page}; its bytes are announced on `barrier`. What
+// it leaves in L2 is the first to go: a step reads it once, and plan, queries and partials should stay.
 __device__ __forceinline__ void load_box(const CUtensorMap& map, Barrier& barrier, std::uint32_t to, std::int32_t slab,
                                          std::int32_t page) {
   asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %3, %3, %4, %5}], "
-      "[%2];" ::"r"(to),
+      "{\n.reg .b64 policy;\n"
+      "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1, {%3, %3, %3, %4, %5}], [%2], policy;\n}" ::"r"(to),
       "l"(&map), "r"(shared_address(&barrier)), "r"(0), "r"(slab), "r"(page)
       : "memory");
 }
@@ -40,6 +43,14 @@ __device__ __forceinline__ void store_matrix_x2(std::uint32_t to, std::uint32_t 
 __device__ __forceinline__ void store_matrix_x2_transposed(std::uint32_t to, std::uint32_t first,
                                                            std::uint32_t second) {
   asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(to), "r"(first), "r"(second)
+               : "memory");
+}
+
+// Four 8 x 8 matrices of 16-bit values as a warp's fragments; lane l names row l % 8 of matrix l / 8.
+__device__ __forceinline__ void load_matrix_x4(std::uint32_t (&to)[4], std::uint32_t from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(from)
                : "memory");
 }
 

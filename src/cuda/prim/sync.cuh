@@ -10,6 +10,8 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
 }
 
 // An mbarrier: a phase completes when `arrivals` came and all announced bytes landed. Waiters name the phase's parity.
+// Who wrote or read what the barrier guards arrives himself: a lane that arrives for its warp, after a __syncwarp the
+// compiler may leave out, looks like a race to compute-sanitizer, and was no faster.
 struct Barrier {
   std::uint64_t state;
 
@@ -58,22 +60,25 @@ __device__ __forceinline__ void fence_barrier_init() {
 // Orders this thread's ordinary shared-memory accesses before later ones of the tensor cores and the copy engine.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Barriers of a part of the thread block; `threads` counts all who arrive or sync.
-__device__ __forceinline__ void named_sync(std::uint32_t id, std::uint32_t threads) {
-  asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+// Barriers of a part of the thread block, whole warps; `kThreads` counts all who come.
+template <int kId, int kThreads>
+__device__ __forceinline__ void named_sync() {
+  asm volatile("barrier.cta.sync.aligned %0, %1;" ::"n"(kId), "n"(kThreads) : "memory");
 }
-__device__ __forceinline__ void named_arrive(std::uint32_t id, std::uint32_t threads) {
-  asm volatile("barrier.cta.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+template <int kId, int kThreads>
+__device__ __forceinline__ void named_arrive() {
+  asm volatile("barrier.cta.arrive.aligned %0, %1;" ::"n"(kId), "n"(kThreads) : "memory");
 }
-__device__ __forceinline__ bool named_any(std::uint32_t id, std::uint32_t threads, bool value) {
+template <int kId, int kThreads>
+__device__ __forceinline__ bool named_any(bool value) {
   std::uint32_t any;
   asm volatile(
       "{\n.reg .pred p, q;\n"
       "setp.ne.u32 p, %1, 0;\n"
-      "barrier.cta.red.or.pred q, %2, %3, p;\n"
+      "barrier.cta.red.or.pred.aligned q, %2, %3, p;\n"
       "selp.u32 %0, 1, 0, q;\n}"
       : "=r"(any)
-      : "r"(static_cast<std::uint32_t>(value)), "r"(id), "r"(threads)
+      : "r"(static_cast<std::uint32_t>(value)), "n"(kId), "n"(kThreads)
       : "memory");
   return any != 0;
 }
@@ -91,6 +96,14 @@ __device__ __forceinline__ void shrink_registers() {
 __device__ __forceinline__ void wait_previous_launch() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ __forceinline__ void allow_next_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
+// One more, after everything this thread knows to be written.
+__device__ __forceinline__ void add_release(std::uint32_t* counter) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+}
+// One more, or back to zero from `last`.
+__device__ __forceinline__ void add_wrapping(std::uint32_t* counter, std::uint32_t last) {
+  asm volatile("red.relaxed.gpu.global.inc.u32 [%0], %1;" ::"l"(counter), "r"(last) : "memory");
+}
 __device__ __forceinline__ std::uint32_t load_acquire(const std::uint32_t* address) {
   std::uint32_t value;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");

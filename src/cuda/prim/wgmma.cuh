@@ -85,6 +85,25 @@ __device__ __forceinline__ void multiply(float (&d)[16], std::uint64_t a, std::u
 }
 
 template <class Half, int kTransposeA, int kTransposeB>
+__device__ __forceinline__ void multiply(float (&d)[24], std::uint64_t a, std::uint64_t b, int add = 1) {
+#define LATTE_WGMMA(TYPE)                                                                     \
+  asm volatile(                                                                               \
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %28, 0;\n" \
+        "wgmma.mma_async.sync.aligned.m64n48k16.f32." TYPE "." TYPE " {" \
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+        "%16, %17, %18, %19, %20, %21, %22, %23" \
+        "}, %24, %25, p, 1, 1, %26, %27;\n}" \
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), \
+          "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), \
+          "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), \
+          "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]) \
+        : "l"(a), "l"(b), "n"(kTransposeA), "n"(kTransposeB), "r"(add))
+  if constexpr (std::is_same_v<Half, __nv_bfloat16>) LATTE_WGMMA("bf16");
+  else LATTE_WGMMA("f16");
+#undef LATTE_WGMMA
+}
+
+template <class Half, int kTransposeA, int kTransposeB>
 __device__ __forceinline__ void multiply(float (&d)[64], std::uint64_t a, std::uint64_t b, int add = 1) {
 #define LATTE_WGMMA(TYPE)                                                                     \
   asm volatile(                                                                               \
@@ -114,16 +133,18 @@ __device__ __forceinline__ void multiply(float (&d)[64], std::uint64_t a, std::u
 
 // A in registers: a thread holds rows lane / 4 and 8 further on, columns 2 (lane % 4) + {0, 1} and 8 further on.
 template <class Half, int kTransposeB>
-__device__ __forceinline__ void multiply(float (&d)[16], const std::uint32_t (&a)[4], std::uint64_t b, int add = 1) {
+__device__ __forceinline__ void multiply(float (&d)[24], const std::uint32_t (&a)[4], std::uint64_t b, int add = 1) {
 #define LATTE_WGMMA(TYPE)                                                                     \
   asm volatile(                                                                               \
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %22, 0;\n" \
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32." TYPE "." TYPE " {" \
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
-        "}, {%16, %17, %18, %19}, %20, p, 1, 1, %21;\n}" \
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %30, 0;\n" \
+        "wgmma.mma_async.sync.aligned.m64n48k16.f32." TYPE "." TYPE " {" \
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+        "%16, %17, %18, %19, %20, %21, %22, %23" \
+        "}, {%24, %25, %26, %27}, %28, p, 1, 1, %29;\n}" \
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), \
           "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), \
-          "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]) \
+          "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), \
+          "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]) \
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransposeB), "r"(add))
   if constexpr (std::is_same_v<Half, __nv_bfloat16>) LATTE_WGMMA("bf16");
   else LATTE_WGMMA("f16");

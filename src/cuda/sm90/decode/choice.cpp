@@ -10,31 +10,30 @@
 namespace latte::cuda {
 namespace {
 
-constexpr std::int32_t kBlockTokens = 64;
-constexpr std::int32_t kPlainRows = 64;    // most rows of one thread block
-constexpr std::int32_t kSwappedRows = 32;  // and where threads copy pages token by token: with swapped operands only
-// Pieces of a tile are counted in 16 bits.
+// The kernels find their slices of a tile by 32-bit products of pieces and vectors.
 constexpr std::int64_t kMostPieces = 32768;
 constexpr std::int64_t kLeastChunk = 256, kMostChunk = 4096;
 
 struct Body {
-  std::int32_t rows;
+  std::int32_t rows, tokens;  // most rows of a thread block; KV tokens of a block
   const char* name;
-  const char* pair_name;
-  // Nanoseconds of one block of 64 tokens when all multiprocessors work: what memory needs for one thread block (or for
-  // a pair, which shares the read), or the tensor cores if that is more. From clock traces and from
-  // which plans turned out faster on an H200, rounded; only their ratios matter.
+  // Nanoseconds of one block when all multiprocessors work: what memory needs for one thread block, or for a pair,
+  // which shares the read, the tensor cores. From clock traces and from which plans turned out faster on an H200,
+  // rounded; only their ratios matter.
   std::int32_t block_ns, pair_block_ns;
   // Loading the queries and storing the result; on top for a split: its partial written, waited for and joined.
   std::int32_t piece_ns, split_ns;
 };
 
-// Swapped operands cost as many columns as there are rows; at 64 the plain form is faster.
-constexpr std::array<Body, 3> kBodies = {{
-    {16, "sm90_swapped16", nullptr, 2200, 0, 6000, 4000},  // pairs are for more rows
-    {32, "sm90_swapped32", "sm90_swapped32_pair", 2250, 1500, 6500, 5000},
-    {64, "sm90_plain64", "sm90_plain64_pair", 2300, 2100, 10000, 14000},
+// Swapped operands cost as many columns as there are rows; at 64 the plain form is faster, and as pairs it always is.
+constexpr std::array<Body, 4> kBodies = {{
+    {16, 64, "sm90_swapped16", 2200, 0, 6000, 4000},
+    {32, 64, "sm90_swapped32", 2250, 0, 6500, 5000},
+    {48, 64, "sm90_swapped48", 2300, 0, 7000, 8000},
+    {64, 48, "sm90_plain64", 1725, 1575, 8000, 12000},
 }};
+constexpr const Body& kPlain = kBodies.back();
+constexpr const char* kPairName = "sm90_plain64_pair";
 
 const Body& body_of(std::int32_t rows) {
   return *std::find_if(kBodies.begin(), kBodies.end() - 1, [&](const Body& body) { return body.rows >= rows; });
@@ -70,8 +69,7 @@ Status check(const DecodeProblem& problem) {
 }  // namespace
 
 const char* kernel_name(const DecodeKernel& kernel) {
-  const Body& body = body_of(kernel.rows);
-  return kernel.blocks_a_worker > 1 ? body.pair_name : body.name;
+  return kernel.blocks_a_worker > 1 ? kPairName : body_of(kernel.rows).name;
 }
 
 Result<KernelChoice> choose_decode(const DecodeProblem& problem, const Limits& given, const Policy& policy,
@@ -81,11 +79,10 @@ Result<KernelChoice> choose_decode(const DecodeProblem& problem, const Limits& g
   const std::int64_t request_rows = std::max<std::int64_t>(1, std::int64_t{problem.heads} * limits.max_query_tokens);
   // More rows than a thread block takes: pairs share a tile of up to twice as many; longer requests get equal tiles.
   const bool whole_slabs = problem.page_size % 8 == 0;
-  const std::int32_t single = whole_slabs ? kPlainRows : kSwappedRows;
-  const bool pair = request_rows > single;
-  const std::int64_t most = pair ? 2 * single : single;
+  const bool pair = request_rows > kPlain.rows;
+  const std::int64_t most = pair ? 2 * kPlain.rows : kPlain.rows;
   const auto tile_rows = static_cast<std::int32_t>(ceil_div(request_rows, ceil_div(request_rows, most)));
-  const Body& body = body_of(pair ? single : tile_rows);
+  const Body& body = pair ? kPlain : body_of(tile_rows);
   const std::int32_t available = given.workers > 0 ? std::min(given.workers, multiprocessors) : multiprocessors;
   if (pair && available < 2)
     return refuse("limits.workers", ">= 2: tiles of more rows than a thread block takes run on pairs", "1");
@@ -100,7 +97,7 @@ Result<KernelChoice> choose_decode(const DecodeProblem& problem, const Limits& g
   PlanConfig& config = choice.config;
   config.heads = problem.heads;
   config.row_tile = tile_rows;
-  config.kv_block = kBlockTokens;
+  config.kv_block = body.tokens;
   config.workers = pair ? available / 2 : available;
   config.mask = problem.mask;
   config.policy = policy;
@@ -121,8 +118,8 @@ Result<KernelChoice> choose_decode(const DecodeProblem& problem, const Limits& g
   choice.reason = std::to_string(request_rows) + " rows a request (" + std::to_string(problem.heads) + " heads x " +
                   std::to_string(limits.max_query_tokens) + " query tokens) in tiles of " + std::to_string(tile_rows) +
                   (pair ? ": pairs of thread blocks, " : ": one thread block, ") +
-                  (body.rows == kPlainRows ? "64 rows each on the wide side of the matrix instruction"
-                                           : "up to " + std::to_string(body.rows) + " rows each, operands swapped");
+                  (&body == &kPlain ? "64 rows each on the wide side of the matrix instruction"
+                                    : "up to " + std::to_string(body.rows) + " rows each, operands swapped");
   return choice;
 }
 

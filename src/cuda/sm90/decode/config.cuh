@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "cuda/call.hpp"
 #include "cuda/prim/sync.cuh"
+#include "cuda/sm90/decode/instances.cuh"
 
 namespace latte::cuda::sm90 {
 
@@ -22,7 +22,7 @@ constexpr int launch_registers(int threads) { return 65536 / threads / 8 * 8; }
 //           values MN-major, and a page of any multiple of 8 tokens is whole slabs.
 // The last group is the rope part. When a block's scores are done it is dead, and the probabilities take its place:
 //   slab j holds tokens 8j .. 8j + 7 of all rows, 16 bytes a row.
-template <int kRowsOf, int kTokensLog2Of, int kLatentOf, class HalfOf>
+template <int kRowsOf, int kTokensOf, int kLatentOf, class HalfOf>
 struct Config {
   using Half = HalfOf;
   static constexpr int kRows = kRowsOf;
@@ -32,13 +32,12 @@ struct Config {
   static constexpr int kGroups = kWidth / 64;
   static constexpr int kHalfGroups = kLatent / 64 / 2;  // value columns of one warpgroup, in groups
   static constexpr int kRopeGroup = kGroups - 1;
-  static constexpr int kTokensLog2 = kTokensLog2Of;
-  static constexpr int kTokens = 1 << kTokensLog2;
+  static constexpr int kTokens = kTokensOf;
   static constexpr int kSlabBytes = kGroups * kAtomBytes;
   static constexpr int kSlabs = kTokens / 8;
   static constexpr int kStageBytes = kSlabs * kSlabBytes;
   static constexpr int kRopeOffset = kRopeGroup * kAtomBytes;  // in a slab
-  static_assert(kRows % 8 == 0 && kRows <= 64 && kRope == 64);
+  static_assert(kRows % 8 == 0 && kRows <= 64 && kTokens % 16 == 0 && kRope == 64);
 };
 
 // Counts blocks, or anything else that goes round `kSlots` places: where the next one is and its barriers' parity.
@@ -61,7 +60,7 @@ struct Piece {
   __device__ std::int32_t tokens() const { return record.kv_end - record.kv_begin; }
   template <class Config>
   __device__ std::int32_t blocks() const {
-    return (tokens() + Config::kTokens - 1) >> Config::kTokensLog2;
+    return (tokens() + Config::kTokens - 1) / Config::kTokens;
   }
   __device__ bool split() const { return record.partial_row >= 0; }
   __device__ std::int32_t first_row() const { return record.row_begin + row_begin; }
@@ -71,16 +70,16 @@ struct Piece {
 // a whole piece, and the compiler would.
 struct Share {
   const PlanView& plan;
-  std::int32_t ranks;  // thread blocks a worker
+  std::int32_t ranks;  // thread blocks a worker, one or two
   std::int32_t begin, end;
 
   __device__ Share(const PlanView& of, std::int32_t blocks_a_worker) : plan(of), ranks(blocks_a_worker) {
-    const std::int32_t worker = static_cast<std::int32_t>(blockIdx.x) / ranks;
+    const std::int32_t worker = static_cast<std::int32_t>(blockIdx.x) >> (ranks - 1);
     begin = load_word(plan.indptr + worker);
     end = load_word(plan.indptr + worker + 1);
   }
 
-  __device__ std::int32_t rank() const { return static_cast<std::int32_t>(blockIdx.x) % ranks; }
+  __device__ std::int32_t rank() const { return static_cast<std::int32_t>(blockIdx.x) & (ranks - 1); }
 
   // A piece without rows is not this thread block's business.
   __device__ Piece piece(std::int32_t index) const {
@@ -103,15 +102,23 @@ struct Share {
   }
 };
 
+// The next launch may start once this one has seen the end of the one before it: then what is older than that is done
+// for both.
+__device__ __forceinline__ void after_previous_launch() {
+  prim::wait_previous_launch();
+  prim::allow_next_launch();
+}
+
 // Packed row -> query token and head.
 struct RowAddress {
-  std::int64_t token, head;
-  __device__ RowAddress(const DecodeCall& call, std::int32_t row) : token(row / call.heads), head(row % call.heads) {}
+  std::int32_t token, head;
+  __device__ RowAddress(const KernelCall& call, std::int32_t row)
+      : token(call.by_heads.divide(row)), head(row - token * call.heads) {}
 };
 
 // KV tokens before this position are seen by a packed row of the piece.
-__device__ __forceinline__ std::int32_t row_bound(const DecodeCall& call, const Piece& piece, std::int32_t row) {
-  const std::int32_t token = row / call.heads;
+__device__ __forceinline__ std::int32_t row_bound(const KernelCall& call, const Piece& piece, std::int32_t row) {
+  const std::int32_t token = call.by_heads.divide(row);
   std::int32_t visible = INT32_MAX;
   if (call.lengths.visible) {
     visible = __ldg(call.lengths.visible + min(token, call.query_tokens - 1));

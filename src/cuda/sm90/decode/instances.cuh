@@ -25,7 +25,13 @@ class Divider {
   std::uint32_t shift_ = 0;
 };
 
+// What a kernel is called with, and a division that its threads make often.
+struct KernelCall : DecodeCall {
+  Divider by_heads;
+};
+
 struct LaunchShape {
+  bool plan_is_ready;  // the launch before may still run; it writes only q and the cache slots of the step's own tokens
   std::int32_t blocks_a_worker;
   Divider page_size;
   std::int32_t last_page;       // the largest id of the cache
@@ -38,9 +44,9 @@ struct Instance {
   std::size_t shared_bytes = 0;
   unsigned threads = 0;
 };
-Instance find_bf16_512(std::int32_t rows);
-Instance find_bf16_256(std::int32_t rows);
-Instance find_f16_512(std::int32_t rows);
-Instance find_f16_256(std::int32_t rows);
+Instance find_bf16_512(std::int32_t rows, bool whole_slabs);
+Instance find_bf16_256(std::int32_t rows, bool whole_slabs);
+Instance find_f16_512(std::int32_t rows, bool whole_slabs);
+Instance find_f16_256(std::int32_t rows, bool whole_slabs);
 
 }  // namespace latte::cuda::sm90

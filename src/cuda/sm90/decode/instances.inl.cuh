@@ -9,20 +9,22 @@ namespace latte::cuda::sm90 {
 
 template <int kLatent, class Half, int kRows>
 Instance swapped_instance() {
-  using Shape = Config<kRows, 6, kLatent, Half>;
+  using Shape = Config<kRows, 64, kLatent, Half>;
   return {reinterpret_cast<const void*>(&swapped::decode_swapped<Shape>), sizeof(swapped::Storage<Shape>),
           swapped::kThreads};
 }
 
 template <int kLatent, class Half>
-Instance find_instance(std::int32_t rows) {
-  using Plain = Config<64, 5, kLatent, Half>;
+Instance find_instance(std::int32_t rows, bool whole_slabs) {
+  using Plain = Config<64, 48, kLatent, Half>;
   switch (rows) {
     case 16: return swapped_instance<kLatent, Half, 16>();
     case 32: return swapped_instance<kLatent, Half, 32>();
+    case 48: return swapped_instance<kLatent, Half, 48>();
     case 64:
-      return {reinterpret_cast<const void*>(&plain::decode_plain<Plain>), sizeof(plain::Storage<Plain>),
-              plain::kThreads};
+      return {whole_slabs ? reinterpret_cast<const void*>(&plain::decode_plain<Plain, false>)
+                          : reinterpret_cast<const void*>(&plain::decode_plain<Plain, true>),
+              sizeof(plain::Storage<Plain>), plain::kThreads};
     default: return {};
   }
 }

@@ -2,6 +2,8 @@
 
 namespace latte::cuda::sm90 {
 
-Instance find_bf16_256(std::int32_t rows) { return find_instance<256, __nv_bfloat16>(rows); }
+Instance find_bf16_256(std::int32_t rows, bool whole_slabs) {
+  return find_instance<256, __nv_bfloat16>(rows, whole_slabs);
+}
 
 }  // namespace latte::cuda::sm90

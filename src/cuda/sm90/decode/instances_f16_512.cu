@@ -2,6 +2,6 @@
 
 namespace latte::cuda::sm90 {
 
-Instance find_f16_512(std::int32_t rows) { return find_instance<512, __half>(rows); }
+Instance find_f16_512(std::int32_t rows, bool whole_slabs) { return find_instance<512, __half>(rows, whole_slabs); }
 
 }  // namespace latte::cuda::sm90

@@ -21,8 +21,10 @@ namespace {
 
 sm90::Instance find(const DecodeKernel& kernel) {
   if (kernel.dtype == Dtype::bf16)
-    return kernel.latent == 512 ? sm90::find_bf16_512(kernel.rows) : sm90::find_bf16_256(kernel.rows);
-  return kernel.latent == 512 ? sm90::find_f16_512(kernel.rows) : sm90::find_f16_256(kernel.rows);
+    return kernel.latent == 512 ? sm90::find_bf16_512(kernel.rows, kernel.whole_slabs)
+                                : sm90::find_bf16_256(kernel.rows, kernel.whole_slabs);
+  return kernel.latent == 512 ? sm90::find_f16_512(kernel.rows, kernel.whole_slabs)
+                              : sm90::find_f16_256(kernel.rows, kernel.whole_slabs);
 }
 
 // log2 of the slabs of 8 tokens that a box holds: a power of two that divides the page, so that a box never leaves its
@@ -86,6 +88,7 @@ cudaError_t launch_decode(const DecodeKernel& kernel, const DecodeCall& call, st
   if (instance.function == nullptr) return cudaErrorInvalidDeviceFunction;
   CUtensorMap map{};
   sm90::LaunchShape shape{
+      .plan_is_ready = options.dependent,
       .blocks_a_worker = kernel.blocks_a_worker,
       .page_size = sm90::Divider(call.kv.page_size),
       .last_page = static_cast<std::int32_t>(std::min<std::int64_t>(call.kv.page_count, INT32_MAX) - 1),
@@ -115,8 +118,8 @@ cudaError_t launch_decode(const DecodeKernel& kernel, const DecodeCall& call, st
   config.stream = stream;
   config.attrs = attributes;
   config.numAttrs = count;
-  DecodeCall call_copy = call;
-  void* arguments[] = {&call_copy, &map, &shape};
+  sm90::KernelCall kernel_call{call, sm90::Divider(call.heads)};
+  void* arguments[] = {&kernel_call, &map, &shape};
   return cudaLaunchKernelExC(&config, instance.function, arguments);
 }
 

@@ -11,12 +11,14 @@ namespace latte::cuda::sm90 {
 template <class Config>
 class KvCursor {
  public:
-  __device__ KvCursor(const CacheView& kv, const Share& share, const LaunchShape& shape)
-      : kv_(kv), share_(share), shape_(shape), next_record_(share.begin) {
+  __device__ KvCursor(const KernelCall& call, const Share& share, const LaunchShape& shape)
+      : kv_(call.kv), query_start_(call.lengths.query_start), share_(share), shape_(shape), next_record_(share.begin) {
     next_piece();
   }
 
   __device__ bool more() const { return position_ < kv_end_; }
+  // Whether the current block is older than the step: the launch before this one has not written it.
+  __device__ bool settled() const { return position_ + tokens() <= settled_; }
   // Tokens of the current block.
   __device__ std::int32_t tokens() const { return min(Config::kTokens, kv_end_ - position_); }
 
@@ -51,14 +53,19 @@ class KvCursor {
       position_ = piece.record.kv_begin;
       kv_end_ = piece.record.kv_end;
       request_ = piece.record.request;
+      if (shape_.plan_is_ready)
+        settled_ =
+            kv_end_ + piece.record.kv_after - (__ldg(query_start_ + request_ + 1) - __ldg(query_start_ + request_));
       return;
     }
   }
 
   const CacheView& kv_;
+  const std::int32_t* const query_start_;
   const Share& share_;
   const LaunchShape& shape_;
   std::int32_t next_record_;
+  std::int32_t settled_ = INT32_MAX;
   std::int32_t request_ = 0, position_ = 0, kv_end_ = 0;  // of the piece: the current block's first token, and the end
 };
 
@@ -136,11 +143,12 @@ class TokenLoader {
 
 // The loader's whole work: block after block, as stages become free. `Storage` has kv, kv_full and kv_empty.
 template <class Config, int kStages, class Storage, class Loader>
-__device__ void load_blocks(Storage& s, const CacheView& kv, const Share& share, const LaunchShape& shape,
+__device__ void load_blocks(Storage& s, const KernelCall& call, const Share& share, const LaunchShape& shape,
                             const Loader& loader) {
-  KvCursor<Config> cursor(kv, share, shape);
+  KvCursor<Config> cursor(call, share, shape);
   for (Ring<kStages> ring; cursor.more(); cursor.next(), ++ring.count) {
     const auto place = loader.find(cursor);
+    if (!cursor.settled()) prim::wait_previous_launch();
     s.kv_empty[ring.slot()].wait(ring.empty());
     loader.load(cursor, place, s.kv[ring.slot()], s.kv_full[ring.slot()]);
   }
@@ -152,9 +160,9 @@ struct QueryRow {
   const Half* nope;
   const Half* rope;
 
-  __device__ QueryRow(const DecodeCall& call, const Piece& piece, std::int32_t r) {
-    const std::int32_t row = piece.first_row() + r;
-    const std::int64_t token = min(row / call.heads, call.query_tokens - 1), head = row % call.heads;
+  __device__ QueryRow(const KernelCall& call, const Piece& piece, std::int32_t r) {
+    const RowAddress at(call, piece.first_row() + r);
+    const std::int64_t token = min(at.token, call.query_tokens - 1), head = at.head;
     nope = static_cast<const Half*>(call.q.nope) + token * call.q.nope_token_stride + head * call.q.nope_head_stride;
     rope = static_cast<const Half*>(call.q.rope) + token * call.q.rope_token_stride + head * call.q.rope_head_stride;
   }

@@ -46,23 +46,19 @@ __device__ __forceinline__ std::uint32_t pack(float low, float high) {
   }
 }
 
-// Among four neighbouring lanes: word i of lane c becomes word c of lane i.
-__device__ __forceinline__ void transpose_in_fours(std::uint32_t (&words)[4], int lane) {
-#pragma unroll
-  for (int step = 1; step <= 2; step *= 2) {
+// Among four neighbouring lanes: word i of lane c becomes word c of lane i. By whole warps.
+__device__ __forceinline__ void transpose_in_fours(std::uint32_t& w0, std::uint32_t& w1, std::uint32_t& w2,
+                                                   std::uint32_t& w3, int lane) {
+  // The lower lane of a pair gives away the later word, the upper one the earlier.
+  const auto exchange = [&](std::uint32_t& early, std::uint32_t& late, int step) {
     const bool upper = (lane & step) != 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (i & step) continue;
-      // The pair (i, i + step): the lower lane gives away its upper word, the upper lane its lower one.
-      const std::uint32_t given = upper ? words[i] : words[i | step];
-      const std::uint32_t taken = __shfl_xor_sync(0xFu << (lane & ~3), given, step);
-      if (upper)
-        words[i] = taken;
-      else
-        words[i | step] = taken;
-    }
-  }
+    const std::uint32_t taken = __shfl_xor_sync(~0u, upper ? early : late, step);
+    (upper ? early : late) = taken;
+  };
+  exchange(w0, w1, 1);
+  exchange(w2, w3, 1);
+  exchange(w0, w2, 2);
+  exchange(w1, w3, 2);
 }
 
 // A thread's place: its warp within the warpgroup, its lane, and which of the two warpgroups that own value columns.
@@ -86,15 +82,21 @@ struct RowResult {
   RowResult() = default;
 };
 
-// Rows of the caller's output, or of fp32 partials.
+// The type of partials: fp32, the columns of a row in the order in which a kernel's threads hold them (its
+// PartialColumns).
+struct PartialValue {
+  float value;
+};
+
+// Rows of the caller's output, or of partials.
 class Sink {
  public:
-  __device__ Sink(const DecodeCall& call, const Piece& piece)
+  __device__ Sink(const KernelCall& call, const Piece& piece)
       : call_(call),
         first_row_(piece.first_row()),
         rows_(piece.rows),
         partial_row_(piece.split() ? std::int64_t{piece.record.partial_row} + piece.row_begin : -1),
-        dtype_(piece.split() ? Dtype::f32 : call.out.dtype) {}
+        dtype_(call.out.dtype) {}
 
   // The first value of row r; null for rows that are not there.
   __device__ std::byte* row(int r, int latent) const {
@@ -104,7 +106,7 @@ class Sink {
     const RowAddress at(call_, first_row_ + r);
     if (at.token >= call_.query_tokens) return nullptr;
     return static_cast<std::byte*>(call_.out.out) +
-           (at.token * call_.out.out_token_stride + at.head * call_.out.out_head_stride) *
+           (std::int64_t{at.token} * call_.out.out_token_stride + std::int64_t{at.head} * call_.out.out_head_stride) *
                (dtype_ == Dtype::f32 ? 4 : 2);
   }
   __device__ void put_lse(int r, float value) const {
@@ -114,13 +116,16 @@ class Sink {
     } else {
       const RowAddress at(call_, first_row_ + r);
       if (call_.out.lse && at.token < call_.query_tokens)
-        call_.out.lse[at.token * call_.out.lse_token_stride + at.head * call_.out.lse_head_stride] = value;
+        call_.out.lse[std::int64_t{at.token} * call_.out.lse_token_stride +
+                      std::int64_t{at.head} * call_.out.lse_head_stride] = value;
     }
   }
   // Calls store(Element{}) with the type of the values, so that the question is asked once and not at every store.
   template <class Store>
   __device__ void with_type(const Store& store) const {
-    if (dtype_ == Dtype::f32)
+    if (partial_row_ >= 0)
+      store(PartialValue{});
+    else if (dtype_ == Dtype::f32)
       store(float{});
     else if (dtype_ == Dtype::bf16)
       store(__nv_bfloat16{});
@@ -129,7 +134,7 @@ class Sink {
   }
 
  private:
-  const DecodeCall& call_;
+  const KernelCall& call_;
   std::int32_t first_row_, rows_;
   std::int64_t partial_row_;
   Dtype dtype_;

@@ -1,20 +1,20 @@
 // O = softmax(scale * Q K^T) V for up to 64 rows a thread block, rows on the wide side of the matrix instruction. V is
 // the first `latent` columns of K.
 //
-//   pages --loader--> kv[5 stages] --kv_full--> scorer: S = Q K^T, P = 2^(S - reference)
+//   pages --loader--> kv[3 stages] --kv_full--> scorer: S = Q K^T, P = 2^(S - reference)
 //                           ^                         | P over the block's rope group
 //                           +---kv_empty--- values <--p_full: O[64][latent / 2] += P V, each a half of the columns
 //   scorer --sums_full--> values: divide, store --sums_empty--> scorer
 //
-// Registers decide the roles. Most of Q lies in the scorer's registers, which leaves shared memory for five stages
-// where Q in shared memory would leave four, and halves what a score product reads from it. While the
-// scorer turns block b into probabilities, the tensor cores multiply the values of block b - 1.
+// Registers decide the roles. Most of Q lies in the scorer's registers: its products then read half as much from shared
+// memory, which is what limits them. While the scorer turns block b into probabilities, the tensor cores multiply the
+// values of block b - 1.
 //
-//   role        registers                                        a thread
-//   scorer      Q 96, S 16, the rest 56                          168
-//   values x 2  O 128, the rest 32                               160
-//   loader      one warp of four works                           24
-//   shared      5 x 36,864 kv + 24,576 of Q + tables             (latent 512)
+//   role        registers                                        a thread     where threads load
+//   scorer      Q 112, S 24, the rest 32                         168          128, Q 48
+//   values x 2  O 128, the rest 32                               160          160
+//   loader      one warp of four works                           24           64, all four
+//   shared      3 x 55,296 kv + 57,344 of Q + tables             (latent 512)
 #pragma once
 
 #include "cuda/prim/copy.cuh"
@@ -25,21 +25,32 @@
 
 namespace latte::cuda::sm90::plain {
 
-inline constexpr int kStages = 5;
+inline constexpr int kStages = 3;
 inline constexpr int kSums = 2;
-inline constexpr int kSharedGroups = 3;  // column groups of Q in shared memory, the last ones; the others in registers
 inline constexpr int kThreads = 4 * kWarpgroup;
-inline constexpr int kLoaderRegisters = 24;
-inline constexpr int kScorerRegisters = 168;
 inline constexpr int kValueRegisters = 160;
-static_assert(kLoaderRegisters + kScorerRegisters + 2 * kValueRegisters <= 4 * launch_registers(kThreads));
-inline constexpr std::uint32_t kBarrierScorer = 2;
-inline constexpr int kWarpArrivals = 4;  // a lane of each warp of a warpgroup
+inline constexpr int kLateProducts = 12;  // of a block's scores, still running when the values are let go on
+
+// Who fills the stages decides how many registers are left for the scorer, and so how much of Q lies in them: the first
+// column groups. The others lie in shared memory.
+template <class Config, bool kThreadsLoad>
+struct Roles {
+  static constexpr int kLoaderRegisters = kThreadsLoad ? 64 : 24;
+  static constexpr int kScorerRegisters = kThreadsLoad ? 128 : 168;
+  static_assert(kLoaderRegisters + kScorerRegisters + 2 * kValueRegisters <= 4 * launch_registers(kThreads));
+
+  static constexpr int kInRegisters = Config::kGroups * (kThreadsLoad ? 3 : 7) / 9;
+  static constexpr int kShared = Config::kGroups - kInRegisters;
+  // Groups for the registers come through shared memory, as far as there is room, or else straight from memory.
+  static constexpr int kBuffers = Config::kGroups < 7 ? Config::kGroups : 7;
+  static constexpr int kStaged = kBuffers - kShared;
+};
+inline constexpr int kBarrierScorer = 2;
 
 template <class Config>
 struct alignas(1024) Storage {
   std::byte kv[kStages][Config::kStageBytes];
-  std::byte query[kSharedGroups][Config::kRows * kRowBytes];
+  std::byte query[Roles<Config, false>::kBuffers][Config::kRows * kRowBytes];
   float factor[kStages][Config::kRows];  // what a block did to a row's reference: 2^(old - new)
   std::int32_t moved[kStages][4];        // whether any of a warp's rows did
   RowResult results[kSums][Config::kRows];
@@ -52,15 +63,16 @@ struct alignas(1024) Storage {
 // columns 8j + 2 (lane % 4) + {0, 1}.
 __device__ __forceinline__ int fragment_row(const Lane& at, int h) { return 16 * at.warp + at.lane / 4 + 8 * h; }
 
-template <class Config>
+template <class Config, bool kThreadsLoad>
 class Scorer {
  public:
-  static_assert(Config::kRows == 64 && Config::kTokens == 32);
+  static_assert(Config::kRows == 64 && Config::kTokens == 48);
   using Half = typename Config::Half;
-  static constexpr int kRegisterGroups = Config::kGroups - kSharedGroups;
+  using Role = Roles<Config, kThreadsLoad>;
+  static constexpr int kInRegisters = Role::kInRegisters, kShared = Role::kShared, kStaged = Role::kStaged;
   using Scores = float[Config::kTokens / 2];
 
-  __device__ Scorer(Storage<Config>& s, const DecodeCall& call)
+  __device__ Scorer(Storage<Config>& s, const KernelCall& call)
       : s_(s), call_(call), scale_log2_(call.scale * (1 / kLn2)) {}
 
   // Rows and bounds of the piece first; then only its KV range is needed.
@@ -72,6 +84,7 @@ class Scorer {
       bound_[h] = row_bound(call_, piece, piece.first_row() + min(fragment_row(at_, h), piece.rows - 1));
       asm volatile("" : "+r"(bound_[h]));  // now, before the query takes the registers
     }
+    least_bound_ = __reduce_min_sync(~0u, min(bound_[0], bound_[1]));
     load_query(piece);
   }
   __device__ void run(std::int32_t kv_begin, std::int32_t kv_end) {
@@ -85,58 +98,72 @@ class Scorer {
   }
 
  private:
+  // Q to where the products want it. Buffers of shared memory hold the last kShared column groups for good, and the
+  // first kStaged on their way to registers.
   __device__ void load_query(const Piece& piece) {
-    sync();  // nobody reads the query of the piece before any more
+    after_previous_launch();  // it may have written the query
+    sync();                   // nobody reads the query of the piece before any more
     // Rows past the last repeat it: loads without a question, and what comes of them is not stored.
     const int last = piece.rows - 1;
     const int thread = static_cast<int>(threadIdx.x);
-#pragma unroll 1
+#pragma unroll
     for (int i = 0; i < Config::kRows * 8 / kWarpgroup; ++i) {
-      const int r = (thread + i * kWarpgroup) / 8, chunk = thread % 8;
+      const int r = thread / 8 + i * (kWarpgroup / 8), chunk = thread % 8;
       const QueryRow<Half> row(call_, piece, min(r, last));
 #pragma unroll
-      for (int group = 0; group < kSharedGroups; ++group) {
-        const Half* from = group + 1 == kSharedGroups ? row.rope : row.nope + (kRegisterGroups + group) * 64;
-        prim::copy_16(prim::shared_address(s_.query[group]) + r * kRowBytes + (chunk ^ (r % 8)) * 16, from + chunk * 8);
+      for (int buffer = 0; buffer < kShared + kStaged; ++buffer) {
+        const Half* from = buffer + 1 == kShared ? row.rope
+                           : buffer < kShared    ? row.nope + (kInRegisters + buffer) * 64
+                                                 : row.nope + (buffer - kShared) * 64;
+        prim::copy_16(query_chunk(buffer, r, chunk), from + chunk * 8);
       }
     }
-    const QueryRow<Half> rows[2] = {{call_, piece, min(fragment_row(at_, 0), last)},
-                                    {call_, piece, min(fragment_row(at_, 1), last)}};
 #pragma unroll
-    for (int k = 0; k < kRegisterGroups * 4; ++k)
+    for (int h = 0; h < 2; ++h) {
+      const QueryRow<Half> row(call_, piece, min(fragment_row(at_, h), last));
+      const auto* from = reinterpret_cast<const std::uint32_t*>(row.nope) + at_.lane % 4;
+      asm volatile("" : "+l"(from));  // one address and constant offsets; the compiler would make one for each load
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int column = 16 * k + at_.lane % 4 * 2 + e / 2 * 8;
-        query_[k][e] = __ldg(reinterpret_cast<const std::uint32_t*>(rows[e % 2].nope + column));
+      for (int k = kStaged * 4; k < kInRegisters * 4; ++k) {
+        query_[k][h] = __ldg(from + 8 * k);
+        query_[k][h + 2] = __ldg(from + 8 * k + 4);
       }
+    }
     prim::wait_copies();
     prim::fence_async_proxy();
     sync();
+#pragma unroll
+    for (int k = 0; k < kStaged * 4; ++k)
+      prim::load_matrix_x4(query_[k],
+                           query_chunk(kShared + k / 4, 16 * at_.warp + at_.lane % 16, k % 4 * 2 + at_.lane / 16));
+  }
+  // 16 bytes of a row in a buffer, where the swizzle has them.
+  __device__ std::uint32_t query_chunk(int buffer, int row, int chunk) const {
+    return prim::shared_address(s_.query[buffer]) + row * kRowBytes + (chunk ^ (row % 8)) * 16;
   }
 
   __device__ void block(std::int32_t first, std::int32_t kv_end, bool after_another) {
     const int stage = ring_.slot();
     Scores scores;
     s_.kv_full[stage].wait(ring_.full());
+    if constexpr (kThreadsLoad) prim::fence_async_proxy();
     issue_scores(scores, stage);
-    if (after_another) finish_probabilities();
+    // The values get the probabilities of the block before only now that most of this one's scores are done: the tensor
+    // cores then work on them during this block's softmax, instead of sharing their time with its scores.
+    if (after_another) {
+      finish_probabilities();
+      prim::wait_products<1>();
+      hand_over();
+    }
     prim::wait_products<0>();
     prim::pin(scores);
-    // The values get the probabilities of the block before only now that this one's scores are done: the tensor cores
-    // then work on them during this block's softmax, instead of sharing their time with its scores.
-    if (after_another) hand_over();
     softmax(scores, stage, first);
     if (kv_end - first < Config::kTokens) zero_tail<Config>(s_.kv[stage], kv_end - first);
   }
 
   // Of the block before: what the tensor cores read next is in shared memory.
-  __device__ void finish_probabilities() {
-    prim::fence_async_proxy();
-    __syncwarp();
-  }
-  __device__ void hand_over() {
-    if (at_.lane == 0) s_.p_full[Ring<kStages>{ring_.count - 1}.slot()].arrive();
-  }
+  __device__ void finish_probabilities() { prim::fence_async_proxy(); }
+  __device__ void hand_over() { s_.p_full[Ring<kStages>{ring_.count - 1}.slot()].arrive(); }
 
   __device__ void issue_scores(Scores& scores, int stage) {
     using namespace prim;
@@ -144,30 +171,43 @@ class Scorer {
     const std::uint64_t query = operand(uniform(shared_address(s_.query)), kAtomBytes);
     begin_products();
 #pragma unroll
-    for (int k = 0; k < kRegisterGroups * 4; ++k)
-      multiply<Half, 0>(scores, query_[k], moved(keys, k / 4 * kAtomBytes + k % 4 * 32), k > 0);
-#pragma unroll
-    for (int k = 0; k < kSharedGroups * 4; ++k)
-      multiply<Half, 0, 0>(scores, moved(query, k / 4 * Config::kRows * kRowBytes + k % 4 * 32),
-                           moved(keys, (kRegisterGroups + k / 4) * kAtomBytes + k % 4 * 32));
+    for (int k = 0; k < Config::kGroups * 4; ++k) {
+      if (k == Config::kGroups * 4 - kLateProducts) commit_products();  // two groups: the first may be waited for alone
+      const std::uint64_t key = moved(keys, k / 4 * kAtomBytes + k % 4 * 32);
+      if (k < kInRegisters * 4)
+        multiply<Half, 0>(scores, query_[k % (kInRegisters * 4)], key, k > 0);
+      else
+        multiply<Half, 0, 0>(scores, moved(query, (k / 4 - kInRegisters) * Config::kRows * kRowBytes + k % 4 * 32), key,
+                             k > 0);
+    }
     commit_products();
   }
 
   __device__ void softmax(Scores& x, int stage, int first) {
-    // Masked in every block, not only where it matters: a branch costs the compiler more registers than there are.
-    float maximum[2];
+    if (first + Config::kTokens <= least_bound_)
+      softmax_of<false>(x, stage, first);
+    else
+      softmax_of<true>(x, stage, first);
+  }
+
+  // Masked and not, probabilities are the same operations on the same numbers: 2^(score * scale - reference).
+  template <bool kMasked>
+  __device__ void softmax_of(Scores& x, int stage, int first) {
+    const auto seen = [&](int j, int h, int c) { return 8 * j + c < bound_[h] - first - at_.lane % 4 * 2; };
+    float maximum[2] = {minus_infinity(), minus_infinity()};
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const std::int32_t bound = bound_[h] - first - at_.lane % 4 * 2;
-      maximum[h] = minus_infinity();
 #pragma unroll
       for (int j = 0; j < Config::kTokens / 8; ++j)
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-          float& value = x[4 * j + 2 * h + c];
-          value = 8 * j + c < bound ? value * scale_log2_ : minus_infinity();
-          maximum[h] = fmaxf(maximum[h], value);
+          const float value = x[4 * j + 2 * h + c];
+          if constexpr (kMasked)
+            maximum[h] = fmaxf(maximum[h], seen(j, h, c) ? value * scale_log2_ : minus_infinity());
+          else
+            maximum[h] = fmaxf(maximum[h], value);
         }
+      if constexpr (!kMasked) maximum[h] *= scale_log2_;  // it is positive, and rounding keeps the order
     }
     const bool above = maximum[0] > reference_[0] + kSlack || maximum[1] > reference_[1] + kSlack;
     const bool moves = __any_sync(~0u, above);
@@ -180,7 +220,10 @@ class Scorer {
     for (int j = 0; j < Config::kTokens / 8; ++j) {
       float p[4];
 #pragma unroll
-      for (int e = 0; e < 4; ++e) p[e] = exp2_fast(x[4 * j + e] - base[e / 2]);
+      for (int e = 0; e < 4; ++e) {
+        p[e] = exp2_fast(fmaf(x[4 * j + e], scale_log2_, -base[e / 2]));
+        if (kMasked && !seen(j, e / 2, e % 2)) p[e] = 0;
+      }
       sum_[0] += p[0] + p[1];
       sum_[1] += p[2] + p[3];
       prim::store_matrix_x2(to + j * Config::kSlabBytes, pack<Half>(p[0], p[1]), pack<Half>(p[2], p[3]));
@@ -208,22 +251,21 @@ class Scorer {
       sum_[h] += __shfl_xor_sync(~0u, sum_[h], 2);
       if (at_.lane % 4 == 0) s_.results[slot][fragment_row(at_, h)] = RowResult(reference_[h], sum_[h]);
     }
-    __syncwarp();
-    if (at_.lane == 0) s_.sums_full[slot].arrive();
+    s_.sums_full[slot].arrive();
     ++sums_.count;
   }
 
-  __device__ static void sync() { prim::named_sync(kBarrierScorer, kWarpgroup); }
+  __device__ static void sync() { prim::named_sync<kBarrierScorer, kWarpgroup>(); }
 
   Storage<Config>& s_;
-  const DecodeCall& call_;
+  const KernelCall& call_;
   const Lane at_;
   const float scale_log2_;
   Ring<kStages> ring_;
   Ring<kSums> sums_;
-  std::uint32_t query_[kRegisterGroups * 4][4];
+  std::uint32_t query_[kInRegisters * 4][4];
   float reference_[2], sum_[2];
-  std::int32_t bound_[2];
+  std::int32_t bound_[2], least_bound_;  // tokens a row sees; what all rows of the warp see
 };
 
 template <class Config>
@@ -246,37 +288,45 @@ class Values {
   __device__ void store(const Sink& sink) {
     const int slot = sums_.slot();
     s_.sums_full[slot].wait(sums_.full());
-    sink.with_type([&](auto element) { store_as<decltype(element)>(sink, slot); });
-    __syncwarp();
-    if (at_.lane == 0) s_.sums_empty[slot].arrive();
-    ++sums_.count;
-  }
-
- private:
-  template <class Element>
-  __device__ void store_as(const Sink& sink, int slot) {
+    std::byte* rows[2];
+    float inverse[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int r = fragment_row(at_, h);
       const RowResult result = s_.results[slot][r];
       if (at_.side == 0 && at_.lane % 4 == 0) sink.put_lse(r, result.lse);
-      auto* row = reinterpret_cast<Element*>(sink.row(r, Config::kLatent));
-      // Rows are the same for the four lanes that exchange values below.
-      if (row == nullptr) continue;
-      row += at_.side * (Config::kLatent / 2);
-#pragma unroll
-      for (int part = 0; part < kParts; ++part)
-#pragma unroll
-        for (int j = 0; j < kWide / 8; j += 4)
-          store_32_columns(row + part * kWide + 8 * j, o_[part], j, h, result.inverse);
+      inverse[h] = result.inverse;
+      rows[h] = sink.row(r, Config::kLatent);
     }
+    s_.sums_empty[slot].arrive();
+    ++sums_.count;
+    sink.with_type([&](auto element) {
+      using Element = decltype(element);
+      using Stored = std::conditional_t<std::is_same_v<Element, PartialValue>, float, Element>;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) store_row(reinterpret_cast<Stored*>(rows[h]), h, inverse[h]);
+    });
+  }
+
+ private:
+  // A row that is not there is null: its lanes take part in exchanges, and store nothing.
+  template <class Element>
+  __device__ void store_row(Element* row, int h, float scale) const {
+    const bool there = row != nullptr;
+    row += at_.side * (Config::kLatent / 2);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+#pragma unroll
+      for (int j = 0; j < kWide / 8; j += 4) store_32_columns(row + part * kWide + 8 * j, o_[part], j, h, scale, there);
   }
 
   // Four lanes hold 8 columns of each of 4 neighbours j. 16-bit values are exchanged so that each lane stores 8 columns
   // in a row; 32-bit pairs make whole sectors as they are.
   template <class Element>
-  __device__ void store_32_columns(Element* to, const float (&o)[kWide / 2], int j, int h, float scale) const {
+  __device__ void store_32_columns(Element* to, const float (&o)[kWide / 2], int j, int h, float scale,
+                                   bool there) const {
     if constexpr (sizeof(Element) == 4) {
+      if (!there) return;
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         reinterpret_cast<float2*>(to + 8 * i)[at_.lane % 4] =
@@ -286,8 +336,8 @@ class Values {
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         words[i] = pack<Element>(o[4 * (j + i) + 2 * h] * scale, o[4 * (j + i) + 2 * h + 1] * scale);
-      transpose_in_fours(words, at_.lane);
-      reinterpret_cast<uint4*>(to)[at_.lane % 4] = make_uint4(words[0], words[1], words[2], words[3]);
+      transpose_in_fours(words[0], words[1], words[2], words[3], at_.lane);
+      if (there) reinterpret_cast<uint4*>(to)[at_.lane % 4] = make_uint4(words[0], words[1], words[2], words[3]);
     }
   }
 
@@ -295,7 +345,8 @@ class Values {
     using namespace prim;
     const int stage = ring_.slot();
     s_.p_full[stage].wait(ring_.full());
-    if (s_.moved[stage][at_.warp]) rescale(stage);
+    if (s_.moved[stage][at_.warp])
+      scale({{s_.factor[stage][fragment_row(at_, 0)], s_.factor[stage][fragment_row(at_, 1)]}});
     const std::uint32_t kv = uniform(shared_address(s_.kv[stage]));
     const std::uint64_t probabilities = bricks(kv + Config::kRopeOffset, 128, Config::kSlabBytes);
     const std::uint64_t values =
@@ -311,7 +362,7 @@ class Values {
     commit_products();
     wait_products<0>();
     pin_values();
-    if (at_.lane == 0) s_.kv_empty[stage].arrive();
+    s_.kv_empty[stage].arrive();
   }
 
   __device__ void pin_values() {
@@ -319,18 +370,20 @@ class Values {
     for (int part = 0; part < kParts; ++part) prim::pin(o_[part]);
   }
 
-  __device__ void rescale(int stage) {
+  // Rows by a factor each.
+  struct Factors {
+    float of_row[2];
+  };
+  __device__ void scale(const Factors& factors) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float factor = s_.factor[stage][fragment_row(at_, h)];
+    for (int h = 0; h < 2; ++h)
 #pragma unroll
       for (int part = 0; part < kParts; ++part)
 #pragma unroll
         for (int j = 0; j < kWide / 8; ++j) {
-          o_[part][4 * j + 2 * h] *= factor;
-          o_[part][4 * j + 2 * h + 1] *= factor;
+          o_[part][4 * j + 2 * h] *= factors.of_row[h];
+          o_[part][4 * j + 2 * h + 1] *= factors.of_row[h];
         }
-    }
   }
 
   Storage<Config>& s_;
@@ -340,10 +393,11 @@ class Values {
   float o_[kParts][kWide / 2];
 };
 
-template <class Config>
+template <class Config, bool kThreadsLoad>
 __global__ void __launch_bounds__(kThreads, 1)
-    decode_plain(const __grid_constant__ DecodeCall call, const __grid_constant__ CUtensorMap map,
+    decode_plain(const __grid_constant__ KernelCall call, const __grid_constant__ CUtensorMap map,
                  const __grid_constant__ LaunchShape shape) {
+  using Role = Roles<Config, kThreadsLoad>;
   static_assert(sizeof(Storage<Config>) <= kSharedLimit);
   extern __shared__ __align__(1024) std::byte shared[];
   auto& s = *reinterpret_cast<Storage<Config>*>(shared);
@@ -351,24 +405,27 @@ __global__ void __launch_bounds__(kThreads, 1)
     prim::prefetch_map(map);
     s.any_split = false;
     for (int stage = 0; stage < kStages; ++stage) {
-      s.kv_full[stage].init(1);
-      s.kv_empty[stage].init(2 * kWarpArrivals);
-      s.p_full[stage].init(kWarpArrivals);
+      s.kv_full[stage].init(kThreadsLoad ? kWarpgroup : 1);
+      s.kv_empty[stage].init(2 * kWarpgroup);
+      s.p_full[stage].init(kWarpgroup);
     }
     for (int slot = 0; slot < kSums; ++slot) {
-      s.sums_full[slot].init(kWarpArrivals);
-      s.sums_empty[slot].init(2 * kWarpArrivals);
+      s.sums_full[slot].init(kWarpgroup);
+      s.sums_empty[slot].init(2 * kWarpgroup);
     }
     prim::fence_barrier_init();
   }
   __syncthreads();
-  prim::wait_previous_launch();
-  prim::allow_next_launch();
+  if (!shape.plan_is_ready) prim::wait_previous_launch();
   const Share share(call.plan, shape.blocks_a_worker);
+  if (share.begin == share.end) {
+    prim::wait_previous_launch();  // nobody may take this launch for done before that one
+    return;
+  }
 
   if (threadIdx.x < kWarpgroup) {
-    prim::grow_registers<kScorerRegisters>();
-    Scorer<Config> scorer(s, call);
+    if constexpr (Role::kScorerRegisters > launch_registers(kThreads)) prim::grow_registers<Role::kScorerRegisters>();
+    Scorer<Config, kThreadsLoad> scorer(s, call);
     for (std::int32_t i = share.begin; i < share.end; ++i) {
       const Piece piece = share.piece(i);
       if (piece.rows <= 0) continue;
@@ -376,9 +433,11 @@ __global__ void __launch_bounds__(kThreads, 1)
       scorer.run(piece.record.kv_begin, piece.record.kv_end);
     }
   } else if (threadIdx.x >= 3 * kWarpgroup) {
-    prim::shrink_registers<kLoaderRegisters>();
-    if (threadIdx.x < 3 * kWarpgroup + 32)
-      load_blocks<Config, kStages>(s, call.kv, share, shape, BoxLoader<Config>(map, shape));
+    prim::shrink_registers<Role::kLoaderRegisters>();
+    if constexpr (kThreadsLoad)
+      load_blocks<Config, kStages>(s, call, share, shape, TokenLoader<Config>(call.kv));
+    else if (threadIdx.x < 3 * kWarpgroup + 32)
+      load_blocks<Config, kStages>(s, call, share, shape, BoxLoader<Config>(map, shape));
   } else {
     prim::grow_registers<kValueRegisters>();
     Values<Config> values(s);
@@ -392,10 +451,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       values.store(Sink(call, piece));
       if (!piece.split()) continue;
       if (threadIdx.x == kWarpgroup) s.any_split = true;
-      TileMerge<Config>::announce(call, piece, share);
+      merge_sync();
+      announce(call, piece, share);
     }
-    merge_sync();
-    if (s.any_split) merge_all<Config>(call, share, s.kv[0]);
+    if (s.any_split) merge_all<Config, ColumnsInOrder>(call, share, s.kv[0]);
   }
 }
 

@@ -3,7 +3,7 @@
 //
 //   pages --loader--> kv[2 stages] --kv_full--> consumers --kv_empty--> loader
 //   S^T[64 tokens][rows]   = K[64][width] . Q^T          block b: by consumer warpgroup b % 2
-//   P^T over the block's rope group                      --kBarrierProbabilities--> the other consumer warpgroup
+//   P^T over the block's rope group                      --p_full--> both
 //   O^T[latent / 2][rows] += V^T[latent / 2][64] . P^T   by each, for its half of the value columns
 //
 // A consumer's work on its block b:  scores(b) -> [values(b - 1) run meanwhile] -> softmax(b) -> values(b).
@@ -30,7 +30,7 @@ inline constexpr int kLoaderRegisters = 56;
 inline constexpr int kConsumerRegisters = 224;
 static_assert(kLoaderRegisters + 2 * kConsumerRegisters <= 3 * launch_registers(kThreads));
 
-enum NamedBarrier : std::uint32_t {
+enum NamedBarrier {
   kBarrierConsumers = kBarrierMerge,
   kBarrierSide = 2,           // + side: one consumer warpgroup
   kBarrierProbabilities = 4,  // + stage: one consumer has written them, the other may read
@@ -49,7 +49,22 @@ struct alignas(1024) Storage {
   float factor[kStages][kRows];                // what a block did to its row's reference: 2^(old - new)
   float exchange[8][kRows];                    // block maxima of the warps; at the end, sums
   std::int32_t bound[kRows];                   // the row sees tokens before this one
-  prim::Barrier kv_full[kStages], kv_empty[kStages];
+  bool any_split;                              // whether this thread block has a piece of a split tile
+  prim::Barrier kv_full[kStages], kv_empty[kStages], sums_full;
+};
+
+// A thread has values of a row from two places 8 columns apart in each of kHalfGroups groups, and stores those of two
+// groups together; eight lanes then make a line.
+template <class Config>
+struct PartialColumns {
+  static constexpr int kPairs = Config::kHalfGroups / 2;
+  __device__ static int vector(const Lane& at, int pair) {
+    return ((4 * at.side + at.warp) * kPairs + pair) * 8 + at.lane / 4;
+  }
+  __device__ static int column(int v, int e) {
+    const int pair = v / 8 % kPairs, warp = v / 8 / kPairs % 4, side = v / 8 / kPairs / 4;
+    return (side * Config::kHalfGroups + 2 * pair + e / 2) * 64 + 16 * warp + v % 8 + e % 2 * 8;
+  }
 };
 
 template <class Config>
@@ -61,7 +76,7 @@ class Consumer {
   static constexpr int kMine = kRows / 4;  // rows a thread has values of
   using Scores = float[kRows / 2];
 
-  __device__ Consumer(Storage<Config>& s, const DecodeCall& call)
+  __device__ Consumer(Storage<Config>& s, const KernelCall& call)
       : s_(s), call_(call), scale_log2_(call.scale * (1 / kLn2)) {}
 
   __device__ void run(const Piece& piece) {
@@ -84,6 +99,8 @@ class Consumer {
 
   __device__ void begin(const Piece& piece) {
     const int thread = static_cast<int>(threadIdx.x) - kWarpgroup;
+    if (thread == 0 && piece.split()) s_.any_split = true;
+    after_previous_launch();  // it may have written the query
     load_query(piece, thread);
     if (thread < kRows) {
       s_.reference[thread] = minus_infinity();
@@ -91,7 +108,7 @@ class Consumer {
     }
     prim::wait_copies();
     prim::fence_async_proxy();
-    prim::named_sync(kBarrierConsumers, kConsumers);
+    prim::named_sync<kBarrierConsumers, kConsumers>();
 #pragma unroll
     for (int block = 0; block < Config::kHalfGroups; ++block)
 #pragma unroll
@@ -107,7 +124,7 @@ class Consumer {
   // Query rows, group by group. Rows past the last repeat it; what comes of them is not stored.
   __device__ void load_query(const Piece& piece, int thread) {
     const int warp = thread / 32;
-#pragma unroll
+#pragma unroll 2
     for (int i = 0; i < kRows * 32 / kConsumers; ++i) {
       const int r = warp + i * (kConsumers / 32);
       const QueryRow<Half> from(call_, piece, min(r, piece.rows - 1));
@@ -127,7 +144,7 @@ class Consumer {
     const Ring<kStages> at = ring_.ahead(b);
     Scores scores;
     const bool landed = s_.kv_full[at.slot()].passed(at.full());
-    if (b > 0 && !prim::named_any(kBarrierSide + at_.side, kWarpgroup, !landed)) {
+    if (b > 0 && !any_of_side(!landed)) {
       score(scores, at);
       add_values_of_other(ring_.ahead(b - 1));
       prim::wait_products<1>();
@@ -181,12 +198,15 @@ class Consumer {
     prim::wait_products<0>();
 #pragma unroll
     for (int block = 0; block < Config::kHalfGroups; ++block) prim::pin(o_[block]);
-    if (at_.lane == 0) s_.kv_empty[at.slot()].arrive();
+    s_.kv_empty[at.slot()].arrive();
   }
 
   // The other side scored this block: bring our sums to its reference and multiply.
   __device__ void add_values_of_other(const Ring<kStages>& at) {
-    prim::named_sync(kBarrierProbabilities + at.slot(), kConsumers);
+    if (at.slot() == 0)
+      prim::named_sync<kBarrierProbabilities, kConsumers>();
+    else
+      prim::named_sync<kBarrierProbabilities + 1, kConsumers>();
     if (any_moved(at.slot())) {
       // Scores may be in flight. Accumulators must not be touched beside them, or the compiler waits after each
       // product.
@@ -204,7 +224,10 @@ class Consumer {
     if (piece.record.kv_end - first < Config::kTokens) zero_tail<Config>(s_.kv[at.slot()], piece.record.kv_end - first);
     prim::fence_async_proxy();
     sync_side();
-    prim::named_arrive(kBarrierProbabilities + at.slot(), kConsumers);
+    if (at.slot() == 0)
+      prim::named_arrive<kBarrierProbabilities, kConsumers>();
+    else
+      prim::named_arrive<kBarrierProbabilities + 1, kConsumers>();
   }
 
   __device__ void softmax(Scores& x, int stage, int first) {
@@ -219,7 +242,7 @@ class Consumer {
       reference[i] = s_.reference[row(i)];
       above |= fmaxf(x[low(i)], x[low(i) + 2]) > reference[i] + kSlack;
     }
-    const bool moves = prim::named_any(kBarrierSide + at_.side, kWarpgroup, above);
+    const bool moves = any_of_side(above);
     if (moves) move(x, reference, stage);
     if (at_.lane == 0) s_.moved[stage][at_.warp] = moves;
 
@@ -297,9 +320,9 @@ class Consumer {
       for (int step = 4; step < 32; step *= 2) sum_[i] += __shfl_xor_sync(~0u, sum_[i], step);
       if (at_.lane < 4) s_.exchange[4 * at_.side + at_.warp][row(i)] = sum_[i];
     }
-    prim::named_sync(kBarrierConsumers, kConsumers);
+    s_.sums_full.arrive();
+    s_.sums_full.wait(pieces_++ % 2);
     sink.with_type([&](auto element) { store_as<decltype(element)>(sink); });
-    prim::named_sync(kBarrierConsumers, kConsumers);  // the tables are free for the next piece
   }
 
   // A row's values lie in eight lanes of a warp: 32 bytes of it at a time when they are fp32, which is a whole sector.
@@ -314,22 +337,41 @@ class Consumer {
       if (at_.side == 0 && at_.warp == 0 && at_.lane < 4) sink.put_lse(row(i), result.lse);
       auto* to = reinterpret_cast<Element*>(sink.row(row(i), Config::kLatent));
       if (to == nullptr) continue;
-      to += at_.side * (Config::kLatent / 2) + 16 * at_.warp + at_.lane / 4;
+      if constexpr (std::is_same_v<Element, PartialValue>) {
+        using Columns = PartialColumns<Config>;
 #pragma unroll
-      for (int block = 0; block < Config::kHalfGroups; ++block) {
-        convert(o_[block][low(i)] * result.inverse, to[block * 64]);
-        convert(o_[block][low(i) + 2] * result.inverse, to[block * 64 + 8]);
+        for (int pair = 0; pair < Columns::kPairs; ++pair)
+          reinterpret_cast<float4*>(to)[Columns::vector(at_, pair)] =
+              make_float4(o_[2 * pair][low(i)] * result.inverse, o_[2 * pair][low(i) + 2] * result.inverse,
+                          o_[2 * pair + 1][low(i)] * result.inverse, o_[2 * pair + 1][low(i) + 2] * result.inverse);
+      } else {
+        to += at_.side * (Config::kLatent / 2) + 16 * at_.warp + at_.lane / 4;
+#pragma unroll
+        for (int block = 0; block < Config::kHalfGroups; ++block) {
+          convert(o_[block][low(i)] * result.inverse, to[block * 64]);
+          convert(o_[block][low(i) + 2] * result.inverse, to[block * 64 + 8]);
+        }
       }
     }
   }
 
-  __device__ void sync_side() const { prim::named_sync(kBarrierSide + at_.side, kWarpgroup); }
+  __device__ void sync_side() const {
+    if (at_.side == 0)
+      prim::named_sync<kBarrierSide, kWarpgroup>();
+    else
+      prim::named_sync<kBarrierSide + 1, kWarpgroup>();
+  }
+  __device__ bool any_of_side(bool value) const {
+    return at_.side == 0 ? prim::named_any<kBarrierSide, kWarpgroup>(value)
+                         : prim::named_any<kBarrierSide + 1, kWarpgroup>(value);
+  }
 
   Storage<Config>& s_;
-  const DecodeCall& call_;
+  const KernelCall& call_;
   const Lane at_;
   const float scale_log2_;
   Ring<kStages> ring_;
+  std::uint32_t pieces_ = 0;
   float o_[Config::kHalfGroups][kRows / 2];
   float sum_[kMine];
   std::int32_t least_bound_;
@@ -337,43 +379,46 @@ class Consumer {
 
 template <class Config>
 __global__ void __launch_bounds__(kThreads, 1)
-    decode_swapped(const __grid_constant__ DecodeCall call, const __grid_constant__ CUtensorMap map,
+    decode_swapped(const __grid_constant__ KernelCall call, const __grid_constant__ CUtensorMap map,
                    const __grid_constant__ LaunchShape shape) {
   static_assert(sizeof(Storage<Config>) <= kSharedLimit);
   extern __shared__ __align__(1024) std::byte shared[];
   auto& s = *reinterpret_cast<Storage<Config>*>(shared);
   if (threadIdx.x == 0) {
     prim::prefetch_map(map);
+    s.any_split = false;
     for (int stage = 0; stage < kStages; ++stage) {
       s.kv_full[stage].init(shape.box_slabs_log2 < 0 ? kWarpgroup : 1);
-      s.kv_empty[stage].init(8);  // a lane of each consumer warp
+      s.kv_empty[stage].init(kConsumers);
     }
+    s.sums_full.init(kConsumers);
     prim::fence_barrier_init();
   }
   __syncthreads();
-  prim::wait_previous_launch();
-  prim::allow_next_launch();
+  if (!shape.plan_is_ready) prim::wait_previous_launch();
   const Share share(call.plan, shape.blocks_a_worker);
+  if (share.begin == share.end) {
+    prim::wait_previous_launch();  // nobody may take this launch for done before that one
+    return;
+  }
 
   if (threadIdx.x < kWarpgroup) {
     prim::shrink_registers<kLoaderRegisters>();
     if (shape.box_slabs_log2 < 0)
-      load_blocks<Config, kStages>(s, call.kv, share, shape, TokenLoader<Config>(call.kv));
+      load_blocks<Config, kStages>(s, call, share, shape, TokenLoader<Config>(call.kv));
     else if (threadIdx.x < 32)
-      load_blocks<Config, kStages>(s, call.kv, share, shape, BoxLoader<Config>(map, shape));
+      load_blocks<Config, kStages>(s, call, share, shape, BoxLoader<Config>(map, shape));
   } else {
     prim::grow_registers<kConsumerRegisters>();
     Consumer<Config> consumer(s, call);
-    bool any_split = false;
     for (std::int32_t i = share.begin; i < share.end; ++i) {
       const Piece piece = share.piece(i);
       if (piece.rows <= 0) continue;
       consumer.run(piece);
-      if (!piece.split()) continue;
-      any_split = true;
-      TileMerge<Config>::announce(call, piece, share);
+      merge_sync();  // the partial is stored, and the tables are free for the next piece
+      if (piece.split()) announce(call, piece, share);
     }
-    if (any_split) merge_all<Config>(call, share, s.kv[0]);
+    if (s.any_split) merge_all<Config, PartialColumns<Config>>(call, share, s.kv[0]);
   }
 }
 
