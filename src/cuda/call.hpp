@@ -76,11 +76,12 @@ struct DecodeCall {
 
 // Which kernel serves a problem: follows from problem and limits alone, never from lengths.
 struct DecodeKernel {
-  std::int32_t rows = 16;            // query rows a thread block computes: 16, 32 or 64
+  std::int32_t rows = 16;            // query rows a thread block computes: 16, 32, 48 or 64
   std::int32_t blocks_a_worker = 1;  // 2: a pair of thread blocks shares a tile, each takes half of its rows
   Dtype dtype = Dtype::bf16;         // of q and of the cache
   std::int32_t latent = 512, rope = 64;
   bool whole_slabs = true;  // pages of a multiple of 8 tokens: the copy engine loads them; else threads do
+  bool kv_fits_l2 = false;  // all KV tokens of the largest step do
 };
 
 }  // namespace latte::cuda

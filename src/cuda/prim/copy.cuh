@@ -12,16 +12,23 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// One box of a 5-D tensor map into shared memory, at {0, 0, 0, slab, page}; its bytes are announced on `barrier`. What
-// it leaves in L2 is the first to go: a step reads it once, and plan, queries and partials should stay.
+// How what a box leaves in L2 is kept: like everything else, or as the first to go.
+__device__ __forceinline__ std::uint64_t l2_policy(bool first_to_go) {
+  std::uint64_t policy;
+  if (first_to_go)
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  else
+    asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+// One box of a 5-D tensor map into shared memory, at {0, 0, 0, slab, page}; its bytes are announced on `barrier`.
 __device__ __forceinline__ void load_box(const CUtensorMap& map, Barrier& barrier, std::uint32_t to, std::int32_t slab,
-                                         std::int32_t page) {
+                                         std::int32_t page, std::uint64_t policy) {
   asm volatile(
-      "{\n.reg .b64 policy;\n"
-      "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
       "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
-      "[%1, {%3, %3, %3, %4, %5}], [%2], policy;\n}" ::"r"(to),
-      "l"(&map), "r"(shared_address(&barrier)), "r"(0), "r"(slab), "r"(page)
+      "[%1, {%3, %3, %3, %4, %5}], [%2], %6;" ::"r"(to),
+      "l"(&map), "r"(shared_address(&barrier)), "r"(0), "r"(slab), "r"(page), "l"(policy)
       : "memory");
 }
 

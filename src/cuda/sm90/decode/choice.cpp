@@ -93,7 +93,8 @@ Result<KernelChoice> choose_decode(const DecodeProblem& problem, const Limits& g
                    .dtype = problem.q_dtype,
                    .latent = problem.latent,
                    .rope = problem.rope,
-                   .whole_slabs = whole_slabs};
+                   .whole_slabs = whole_slabs,
+                   .kv_fits_l2 = limits.max_total_kv_tokens <= kHopperL2Bytes / (2 * (problem.latent + problem.rope))};
   PlanConfig& config = choice.config;
   config.heads = problem.heads;
   config.row_tile = tile_rows;

@@ -9,7 +9,8 @@
 
 namespace latte::cuda {
 
-inline constexpr std::int32_t kHopperMultiprocessors = 132;  // of an H100 or H200
+inline constexpr std::int32_t kHopperMultiprocessors = 132;       // of an H100 or H200
+inline constexpr std::int64_t kHopperL2Bytes = 50 * 1024 * 1024;  // of an H100; an H200 has a little more
 
 struct KernelChoice {
   DecodeKernel kernel;

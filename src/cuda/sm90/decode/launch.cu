@@ -89,6 +89,7 @@ cudaError_t launch_decode(const DecodeKernel& kernel, const DecodeCall& call, st
   CUtensorMap map{};
   sm90::LaunchShape shape{
       .plan_is_ready = options.dependent,
+      .kv_fits_l2 = kernel.kv_fits_l2,
       .blocks_a_worker = kernel.blocks_a_worker,
       .page_size = sm90::Divider(call.kv.page_size),
       .last_page = static_cast<std::int32_t>(std::min<std::int64_t>(call.kv.page_count, INT32_MAX) - 1),

@@ -74,7 +74,8 @@ class KvCursor {
 template <class Config>
 class BoxLoader {
  public:
-  __device__ BoxLoader(const CUtensorMap& map, const LaunchShape& shape) : map_(map), shape_(shape) {}
+  __device__ BoxLoader(const CUtensorMap& map, const LaunchShape& shape)
+      : map_(map), shape_(shape), policy_(prim::l2_policy(!shape.kv_fits_l2)) {}
 
   // Asks for the page of this lane's box; the answer is not looked at before load().
   __device__ auto find(const KvCursor<Config>& cursor) const {
@@ -90,7 +91,7 @@ class BoxLoader {
     __syncwarp();
     if (lane() < boxes)
       prim::load_box(map_, full, prim::shared_address(stage) + (lane() << log2) * Config::kSlabBytes, place.token >> 3,
-                     cursor.clamped(place.page));
+                     cursor.clamped(place.page), policy_);
   }
 
  private:
@@ -98,6 +99,7 @@ class BoxLoader {
 
   const CUtensorMap& map_;
   const LaunchShape& shape_;
+  const std::uint64_t policy_;
 };
 
 // Loads blocks of pages that are no whole slabs: each of four warps copies every fourth token, 16 bytes a lane. Tokens
