@@ -93,8 +93,7 @@ Result<KernelChoice> choose_decode(const DecodeProblem& problem, const Limits& g
                    .dtype = problem.q_dtype,
                    .latent = problem.latent,
                    .rope = problem.rope,
-                   .whole_slabs = whole_slabs,
-                   .kv_fits_l2 = limits.max_total_kv_tokens <= kHopperL2Bytes / (2 * (problem.latent + problem.rope))};
+                   .whole_slabs = whole_slabs};
   PlanConfig& config = choice.config;
   config.heads = problem.heads;
   config.row_tile = tile_rows;
@@ -116,6 +115,11 @@ Result<KernelChoice> choose_decode(const DecodeProblem& problem, const Limits& g
       ceil_div(limits.max_kv_tokens, config.policy.n) > kMostPieces)
     return refuse("policy", "a chunk of at least max_kv_tokens / " + std::to_string(kMostPieces) + " tokens",
                   std::to_string(config.policy.n));
+  // Partials go through L2 as well, and are read right after they are written. Limits that give no plan are the
+  // builder's to report.
+  const Result<PlanSizes> sizes = plan_sizes(config);
+  choice.kernel.kv_fits_l2 =
+      sizes.ok() && limits.max_total_kv_tokens * width * 2 + sizes->partial_rows * problem.latent * 4 <= kHopperL2Bytes;
   choice.reason = std::to_string(request_rows) + " rows a request (" + std::to_string(problem.heads) + " heads x " +
                   std::to_string(limits.max_query_tokens) + " query tokens) in tiles of " + std::to_string(tile_rows) +
                   (pair ? ": pairs of thread blocks, " : ": one thread block, ") +
