@@ -126,7 +126,8 @@ struct DecodeArgs {
   // The kernel may start while the one queued before it still runs, and fetch what is older than the step. It waits by
   // itself before it reads q or the cache slots of the step's own tokens (a request's last ones, as many as it has
   // query tokens). Only where the kernel before writes nothing else decode reads: no older slot, not the plan, the
-  // lengths or the page table.
+  // lengths or the page table. If that kernel overlaps its own predecessor, it must wait for it before it lets decode
+  // start.
   bool overlap_previous = false;
 };
 

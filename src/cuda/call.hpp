@@ -81,7 +81,7 @@ struct DecodeKernel {
   Dtype dtype = Dtype::bf16;         // of q and of the cache
   std::int32_t latent = 512, rope = 64;
   bool whole_slabs = true;  // pages of a multiple of 8 tokens: the copy engine loads them; else threads do
-  bool kv_fits_l2 = false;  // all KV tokens of the largest step do
+  bool kv_fits_l2 = false;  // KV and partials of the largest step do, together
 };
 
 }  // namespace latte::cuda

@@ -43,7 +43,7 @@ TEST_F(GpuBits, AreTheSameFromRunToRunAndFromReplayToReplay) {
 
 // Launches that start before their predecessor ends: the same buffers, so the same bits.
 TEST_F(GpuBits, AreTheSameWhenLaunchesOverlap) {
-  for (std::int32_t heads : {16, 128}) {
+  for (std::int32_t heads : {4, 16, 128}) {
     auto step = DeviceStep::make(backend(), DecodeBatch(mixed_batch(heads)), {}, kLimits);
     ASSERT_TRUE(succeeded(step->run(backend(), stream())));
     const auto first = step->batch.result_bits();
@@ -60,7 +60,7 @@ TEST_F(GpuBits, AreTheSameWhenLaunchesOverlap) {
 
 // The kernel before writes the step's own tokens and lets decode start at once: first NaN, then what belongs there.
 TEST_F(GpuBits, AreTheSameWhenDecodeOverlapsTheWriteOfItsTokens) {
-  for (std::int32_t heads : {16, 64, 128})
+  for (std::int32_t heads : {4, 8, 12, 16, 64, 128})
     for (std::int32_t page_size : {64, 7}) {
       const std::vector<RequestLengths> requests = {{1, 900}, {2, 300}, {1, 65}, {3, 3}, {1, 1}, {4, 130}};
       auto step = DeviceStep::make(backend(), gpu_case(requests, heads, page_size));

@@ -1,6 +1,6 @@
-// Warpgroup matrix products: D[64][N] = A[64][16] . B[16][N] (+ D if `add`), A and B in shared memory behind
-// descriptors, D in registers. The register lists are what the instruction needs; there is one overload for each N in
-// use.
+// Warpgroup matrix products: D[64][N] = A[64][16] . B[16][N] (+ D if `add`), B in shared memory behind a descriptor, A
+// there too or, for N = 48, in registers, D in registers. The register lists are what the instruction needs; there is
+// one overload for each form in use.
 #pragma once
 
 #include <cstdint>

@@ -32,7 +32,7 @@ struct KernelCall : DecodeCall {
 
 struct LaunchShape {
   bool plan_is_ready;  // the launch before may still run; it writes only q and the cache slots of the step's own tokens
-  bool kv_fits_l2;     // else it goes first: plan, queries and partials should stay
+  bool kv_fits_l2;     // with the partials; else it goes first: plan, queries and partials should stay
   std::int32_t blocks_a_worker;
   Divider page_size;
   std::int32_t last_page;       // the largest id of the cache

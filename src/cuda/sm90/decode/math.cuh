@@ -83,7 +83,7 @@ struct RowResult {
 };
 
 // The type of partials: fp32, the columns of a row in the order in which a kernel's threads hold them (its
-// PartialColumns).
+// PartialColumns, or ColumnsInOrder).
 struct PartialValue {
   float value;
 };

@@ -52,6 +52,7 @@ struct Joined {
   }
 };
 
+// Vector v is columns 4v .. 4v + 3, stored whole.
 struct ColumnsInOrder {};
 
 // This thread block's part of a partial is stored, and its merging threads have met since.
@@ -60,7 +61,7 @@ __device__ __forceinline__ void announce(const KernelCall& call, const Piece& pi
 }
 
 // A tile's partials, as far as this thread block is concerned: its rows, and which slice of them it joins.
-// Columns::column(v, e) is the column of value e of vector v of a partial's row.
+// Columns::column(v, e) is the column of value e of vector v of a partial's row, unless they are in order.
 template <class Config, class Columns>
 class TileMerge {
  public:
@@ -115,8 +116,9 @@ class TileMerge {
   __device__ void join_part(Joined<1>* scratch) {
     const int total = piece_.rows * kVectors;  // times the most pieces still a 32-bit number
     const int begin = total * mine_ / pieces_, end = total * (mine_ + 1) / pieces_;
-    int log2 = 0;  // of the runs
-    while ((end - begin) << (log2 + 1) <= kMergeThreads && 2 << log2 <= pieces_) ++log2;
+    const int longest = (total + pieces_ - 1) / pieces_;  // of the tile's slices: all of them are joined the same way
+    int log2 = 0;                                         // of the runs
+    while (longest << (log2 + 1) <= kMergeThreads && 2 << log2 <= pieces_) ++log2;
     const int vectors = kMergeThreads >> log2, run = thread_ / vectors;
     const int run_begin = pieces_ * run >> log2, run_end = pieces_ * (run + 1) >> log2;
     wait_for_all();

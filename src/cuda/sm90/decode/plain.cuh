@@ -15,6 +15,8 @@
 //   values x 2  O 128, the rest 32                               160          160
 //   loader      one warp of four works                           24           64, all four
 //   shared      3 x 55,296 kv + 57,344 of Q + tables             (latent 512)
+//
+// A long file: the roles share barriers, tables and a budget of registers, and are read against each other.
 #pragma once
 
 #include "cuda/prim/copy.cuh"
@@ -29,6 +31,7 @@ inline constexpr int kStages = 3;
 inline constexpr int kSums = 2;
 inline constexpr int kThreads = 4 * kWarpgroup;
 inline constexpr int kValueRegisters = 160;
+inline constexpr int kBarrierScorer = 2;
 inline constexpr int kLateProducts = 12;  // of a block's scores, still running when the values are let go on
 
 // Who fills the stages decides how many registers are left for the scorer, and so how much of Q lies in them: the first
@@ -45,7 +48,6 @@ struct Roles {
   static constexpr int kBuffers = Config::kGroups < 7 ? Config::kGroups : 7;
   static constexpr int kStaged = kBuffers - kShared;
 };
-inline constexpr int kBarrierScorer = 2;
 
 template <class Config>
 struct alignas(1024) Storage {
@@ -125,8 +127,8 @@ class Scorer {
       asm volatile("" : "+l"(from));  // one address and constant offsets; the compiler would make one for each load
 #pragma unroll
       for (int k = kStaged * 4; k < kInRegisters * 4; ++k) {
-        query_[k][h] = __ldg(from + 8 * k);
-        query_[k][h + 2] = __ldg(from + 8 * k + 4);
+        query_[k][h] = __ldcg(from + 8 * k);  // not constant: an overlapped launch may still have written it
+        query_[k][h + 2] = __ldcg(from + 8 * k + 4);
       }
     }
     prim::wait_copies();

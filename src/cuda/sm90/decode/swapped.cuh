@@ -3,7 +3,7 @@
 //
 //   pages --loader--> kv[2 stages] --kv_full--> consumers --kv_empty--> loader
 //   S^T[64 tokens][rows]   = K[64][width] . Q^T          block b: by consumer warpgroup b % 2
-//   P^T over the block's rope group                      --p_full--> both
+//   P^T over the block's rope group                      --kBarrierProbabilities--> the other consumer warpgroup
 //   O^T[latent / 2][rows] += V^T[latent / 2][64] . P^T   by each, for its half of the value columns
 //
 // A consumer's work on its block b:  scores(b) -> [values(b - 1) run meanwhile] -> softmax(b) -> values(b).
@@ -13,6 +13,8 @@
 //   loader                                                56
 //   consumer x 2  O 2 x rows, S rows / 2, sums rows / 4   224
 //   shared        2 x 73,728 kv + rows x 1,152 Q + tables (latent 512)
+//
+// A long file: what the two consumers tell each other, and when, is read as a whole.
 #pragma once
 
 #include "cuda/prim/copy.cuh"
@@ -203,10 +205,7 @@ class Consumer {
 
   // The other side scored this block: bring our sums to its reference and multiply.
   __device__ void add_values_of_other(const Ring<kStages>& at) {
-    if (at.slot() == 0)
-      prim::named_sync<kBarrierProbabilities, kConsumers>();
-    else
-      prim::named_sync<kBarrierProbabilities + 1, kConsumers>();
+    wait_for_probabilities(at.slot());
     if (any_moved(at.slot())) {
       // Scores may be in flight. Accumulators must not be touched beside them, or the compiler waits after each
       // product.
@@ -224,10 +223,7 @@ class Consumer {
     if (piece.record.kv_end - first < Config::kTokens) zero_tail<Config>(s_.kv[at.slot()], piece.record.kv_end - first);
     prim::fence_async_proxy();
     sync_side();
-    if (at.slot() == 0)
-      prim::named_arrive<kBarrierProbabilities, kConsumers>();
-    else
-      prim::named_arrive<kBarrierProbabilities + 1, kConsumers>();
+    give_probabilities(at.slot());
   }
 
   __device__ void softmax(Scores& x, int stage, int first) {
@@ -360,6 +356,19 @@ class Consumer {
       prim::named_sync<kBarrierSide, kWarpgroup>();
     else
       prim::named_sync<kBarrierSide + 1, kWarpgroup>();
+  }
+  // From the side that scored the block in this stage to the other one.
+  __device__ static void give_probabilities(int stage) {
+    if (stage == 0)
+      prim::named_arrive<kBarrierProbabilities, kConsumers>();
+    else
+      prim::named_arrive<kBarrierProbabilities + 1, kConsumers>();
+  }
+  __device__ static void wait_for_probabilities(int stage) {
+    if (stage == 0)
+      prim::named_sync<kBarrierProbabilities, kConsumers>();
+    else
+      prim::named_sync<kBarrierProbabilities + 1, kConsumers>();
   }
   __device__ bool any_of_side(bool value) const {
     return at_.side == 0 ? prim::named_any<kBarrierSide, kWarpgroup>(value)
