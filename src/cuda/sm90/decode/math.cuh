@@ -47,18 +47,17 @@ __device__ __forceinline__ std::uint32_t pack(float low, float high) {
 }
 
 // Among four neighbouring lanes: word i of lane c becomes word c of lane i. By whole warps.
-__device__ __forceinline__ void transpose_in_fours(std::uint32_t& w0, std::uint32_t& w1, std::uint32_t& w2,
-                                                   std::uint32_t& w3, int lane) {
+__device__ __forceinline__ void transpose_in_fours(std::uint32_t (&words)[4], int lane) {
   // The lower lane of a pair gives away the later word, the upper one the earlier.
   const auto exchange = [&](std::uint32_t& early, std::uint32_t& late, int step) {
     const bool upper = (lane & step) != 0;
     const std::uint32_t taken = __shfl_xor_sync(~0u, upper ? early : late, step);
     (upper ? early : late) = taken;
   };
-  exchange(w0, w1, 1);
-  exchange(w2, w3, 1);
-  exchange(w0, w2, 2);
-  exchange(w1, w3, 2);
+  exchange(words[0], words[1], 1);
+  exchange(words[2], words[3], 1);
+  exchange(words[0], words[2], 2);
+  exchange(words[1], words[3], 2);
 }
 
 // A thread's place: its warp within the warpgroup, its lane, and which of the two warpgroups that own value columns.

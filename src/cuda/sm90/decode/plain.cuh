@@ -338,7 +338,7 @@ class Values {
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         words[i] = pack<Element>(o[4 * (j + i) + 2 * h] * scale, o[4 * (j + i) + 2 * h + 1] * scale);
-      transpose_in_fours(words[0], words[1], words[2], words[3], at_.lane);
+      transpose_in_fours(words, at_.lane);
       if (there) reinterpret_cast<uint4*>(to)[at_.lane % 4] = make_uint4(words[0], words[1], words[2], words[3]);
     }
   }
@@ -347,8 +347,7 @@ class Values {
     using namespace prim;
     const int stage = ring_.slot();
     s_.p_full[stage].wait(ring_.full());
-    if (s_.moved[stage][at_.warp])
-      scale({{s_.factor[stage][fragment_row(at_, 0)], s_.factor[stage][fragment_row(at_, 1)]}});
+    if (s_.moved[stage][at_.warp]) rescale(stage);
     const std::uint32_t kv = uniform(shared_address(s_.kv[stage]));
     const std::uint64_t probabilities = bricks(kv + Config::kRopeOffset, 128, Config::kSlabBytes);
     const std::uint64_t values =
@@ -372,20 +371,18 @@ class Values {
     for (int part = 0; part < kParts; ++part) prim::pin(o_[part]);
   }
 
-  // Rows by a factor each.
-  struct Factors {
-    float of_row[2];
-  };
-  __device__ void scale(const Factors& factors) {
+  __device__ void rescale(int stage) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h)
+    for (int h = 0; h < 2; ++h) {
+      const float factor = s_.factor[stage][fragment_row(at_, h)];
 #pragma unroll
       for (int part = 0; part < kParts; ++part)
 #pragma unroll
         for (int j = 0; j < kWide / 8; ++j) {
-          o_[part][4 * j + 2 * h] *= factors.of_row[h];
-          o_[part][4 * j + 2 * h + 1] *= factors.of_row[h];
+          o_[part][4 * j + 2 * h] *= factor;
+          o_[part][4 * j + 2 * h + 1] *= factor;
         }
+    }
   }
 
   Storage<Config>& s_;
