@@ -60,6 +60,14 @@ struct KernelChoice {
   PlanConfig plan;
 };
 
+// The same for prefill, with the arithmetic that will run (never automatic).
+struct PrefillChoice {
+  std::string kernel;
+  std::string reason;
+  PrefillMath math = PrefillMath::half;
+  PlanConfig plan;
+};
+
 namespace backend {
 class Impl;
 }
@@ -79,6 +87,8 @@ class Backend {
   Result<PlanConfig> plan_config(const DecodeProblem& problem, const Limits& limits, const Policy& policy = {}) const;
   // The same with the kernel's name and the reasons for it.
   Result<KernelChoice> choose(const DecodeProblem& problem, const Limits& limits, const Policy& policy = {}) const;
+  Support supports(const PrefillProblem& problem) const;
+  Result<PrefillChoice> choose(const PrefillProblem& problem, const Limits& limits, const Policy& policy = {}) const;
   // Runs for about a second. `kernel` is a name from info().
   Result<Ceilings> measure_ceilings(std::string_view kernel) const;
   // Waits until everything queued in the stream is done, and tells what went wrong on the device since it was last
@@ -99,6 +109,8 @@ struct PlanTarget {
 };
 Result<KernelChoice> choose_for(const PlanTarget& target, const DecodeProblem& problem, const Limits& limits,
                                 const Policy& policy = {});
+Result<PrefillChoice> choose_for(const PlanTarget& target, const PrefillProblem& problem, const Limits& limits,
+                                 const Policy& policy = {});
 
 // One row of the support table: what a backend takes, generated from the code that decides it.
 struct SupportRow {

@@ -6,6 +6,7 @@
 #include "latte/device.hpp"
 #include "latte/ops.hpp"
 #include "latte/plan.hpp"
+#include "latte/prefill.hpp"
 #include "latte/problem.hpp"
 #include "latte/status.hpp"
 #include "latte/tensor.hpp"

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "latte/backend.hpp"
+#include "latte/decode.hpp"
 #include "latte/problem.hpp"
 #include "latte/status.hpp"
 #include "latte/tensor.hpp"
@@ -34,5 +35,21 @@ struct WriteKvArgs {
 // Rounds to nearest even; fp8 saturates at 448. Slots of one call must differ. On a device slot_mapping lies there too;
 // slots past the end are skipped like negative ones.
 Status write_kv(const Backend& backend, const WriteKvArgs& args);
+
+struct GatherKvArgs {
+  ConstTensorView kv_cache{};  // [pages, page_size, W]
+  KvFormat format = KvFormat::bf16;
+  float kv_scale = 1;  // fp8_e4m3 only
+  PageTable pages{};
+  // Row out_start[b] + i gets token first_token + i of request b, for all rows before out_start[b + 1].
+  std::int32_t first_token = 0;
+  std::span<const std::int32_t> out_start{};  // [B + 1] prefix sums
+  std::int32_t tokens = 0;                    // out_start[B], which a device's host cannot read
+  TensorView out{};                           // [N, latent + rope], bf16, f16 or f32
+  Stream stream = nullptr;
+};
+
+// Copies tokens of a paged cache to dense rows, fp8 ones multiplied out. On a device out_start lies there too.
+Status gather_kv(const Backend& backend, const GatherKvArgs& args);
 
 }  // namespace latte

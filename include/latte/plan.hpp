@@ -12,7 +12,9 @@
 
 namespace latte {
 
-// Rows are query tokens x heads, packed: row = token * heads + head, token counted over the whole step.
+// Rows are query tokens x heads, tokens counted over the whole step T = query_start[B]:
+//   decode:   row = token * heads + head  (heads share their keys, so a tile mixes tokens and heads)
+//   prefill:  row = head * T + token      (a head has its own keys, so a tile is some tokens of one head)
 struct WorkRecord {
   std::int32_t request;
   std::int32_t partial_row;  // first row in the partial buffers, or -1: not split, writes the final output
@@ -61,8 +63,13 @@ struct CostModel {
   }
 };
 
+enum class Op : std::uint8_t { decode, prefill };
+
+const char* op_name(Op op);
+
 // Everything but the lengths: the kernel's tile sizes, the machine as seen by the planner, and the limits.
 struct PlanConfig {
+  Op op = Op::decode;
   std::int32_t heads = 1;
   std::int32_t row_tile = 16;  // most rows a tile holds
   std::int32_t kv_block = 64;  // KV ranges are multiples of this, except at the end
@@ -71,6 +78,9 @@ struct PlanConfig {
   Policy policy{};
   CostModel cost{};
   Limits limits{};
+  // prefill: KV tokens, summed over heads, that the workers' shared cache holds; tiles that read the same ones are
+  // dealt close together. 0 = all there are.
+  std::int64_t shared_cache_tokens = 0;
 };
 
 // Upper bounds from the limits alone; src/plan/sizes.cpp has the proof.

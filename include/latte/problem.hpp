@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "latte/tensor.hpp"
@@ -40,6 +41,38 @@ struct DecodeProblem {
   Mask mask = Mask::causal;
 };
 
+// How prefill multiplies.
+enum class PrefillMath : std::uint8_t {
+  automatic,  // fp8 where q, k and v are fp8 and the machine multiplies fp8, else half
+  half,       // 16-bit (or fp32 where the tensors or the machine ask for it); fp8 tensors are converted on entry
+  fp8,        // 16-bit tensors are quantised on entry with the scales of the call; half where the machine has no fp8
+};
+
+const char* prefill_math_name(PrefillMath math);
+
+// Older tokens of the requests, in the paged cache.
+struct PrefillContext {
+  std::int32_t latent = 512;
+  std::int32_t rope = 64;
+  KvFormat kv_format = KvFormat::bf16;
+  std::int32_t page_size = 64;
+  std::int32_t max_tokens = 0;        // of one request
+  std::int64_t max_total_tokens = 0;  // of a step; 0 = max_requests * max_tokens
+  std::int64_t workspace_bytes = 0;   // most a slot may use for chunks and what joins them; 0 = 256 MiB
+};
+
+// Which kernel runs depends on these fields and on the limits, never on a step's lengths.
+struct PrefillProblem {
+  std::int32_t heads = 0;  // on this rank, any number >= 1
+  std::int32_t qk_width = 192;
+  std::int32_t v_width = 128;
+  Dtype dtype = Dtype::bf16;  // of q, k and v: bf16, f16, f32 or fp8_e4m3
+  Dtype out_dtype = Dtype::bf16;
+  Mask mask = Mask::causal;
+  PrefillMath math = PrefillMath::automatic;
+  std::optional<PrefillContext> context{};
+};
+
 struct Limits {
   std::int32_t max_requests = 0;
   std::int32_t max_query_tokens = 1;        // of one request
@@ -56,6 +89,14 @@ struct StepLengths {
   // Optional, [query_start[B]]: query token t sees the first visible[t] of its request's tokens on this rank. Replaces
   // the mask (context parallelism). Must lie in [0, seq_len].
   std::span<const std::int32_t> visible{};
+};
+
+// The lengths of one prefill step. They are copied.
+struct PrefillLengths {
+  std::span<const std::int32_t> query_start{};  // [B + 1] prefix sums of the query lengths
+  std::span<const std::int32_t> kv_start{};     // [B + 1] prefix sums of the lengths of k and v
+  // Only with PrefillProblem::context, [B]: tokens of the request in the cache, all seen by all of its query tokens.
+  std::span<const std::int32_t> context_lens{};
 };
 
 }  // namespace latte

@@ -205,6 +205,16 @@ class CpuImpl final : public Impl {
     return {};
   }
 
+  Result<PrefillChoice> choose(const PrefillProblem&, const Limits&, const Policy&) const override {
+    return unsupported("op", "decode", "prefill");
+  }
+  std::size_t prefill_workspace_bytes(const PrefillSetup&) const override { return 0; }
+  Result<std::unique_ptr<PrefillStep>> make_prefill_step(const PrefillSetup&) override {
+    return unsupported("op", "decode", "prefill");
+  }
+  Status init_prefill_workspace(const PrefillSetup&, std::byte*, Stream) override { return {}; }
+  Status gather_kv(const GatherKvArgs&) override { return unsupported("op", "decode", "gather_kv"); }
+
   Status merge(std::span<const Partial> partials, const TensorView& out, const TensorView& lse,
                Stream /*stream*/) override {
     // Context parallelism and chunked prefill join a handful; only more than that goes to the heap.
@@ -264,6 +274,10 @@ Result<std::shared_ptr<Impl>> open_cpu(const BackendOptions& options) {
   } catch (const std::system_error& error) {
     return Status(Code::out_of_memory, "threads", text(threads) + " threads from the system", error.what());
   }
+}
+
+Result<PrefillChoice> choose_for_cpu(const PrefillProblem&, const Limits&, const Policy&, std::int32_t) {
+  return unsupported("op", "decode", "prefill");
 }
 
 Result<KernelChoice> choose_for_cpu(const DecodeProblem& problem, const Limits& limits, const Policy& policy,

@@ -29,6 +29,13 @@ class CudaImpl final : public Impl {
   Result<std::unique_ptr<StepMemory>> make_step(const Builder& builder, const BuilderOptions& options) override;
   Status init_workspace(const Builder& builder, std::span<std::byte> workspace, Stream stream) override;
 
+  Result<PrefillChoice> choose(const PrefillProblem& problem, const Limits& limits,
+                               const Policy& policy) const override;
+  std::size_t prefill_workspace_bytes(const PrefillSetup& setup) const override;
+  Result<std::unique_ptr<PrefillStep>> make_prefill_step(const PrefillSetup& setup) override;
+  Status init_prefill_workspace(const PrefillSetup& setup, std::byte* workspace, Stream stream) override;
+  Status gather_kv(const GatherKvArgs& args) override;
+
   Status merge(std::span<const Partial> partials, const TensorView& out, const TensorView& lse, Stream stream) override;
   Status write_kv(const WriteKvArgs& args) override;
 

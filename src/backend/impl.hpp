@@ -13,6 +13,7 @@
 #include "latte/backend.hpp"
 #include "latte/decode.hpp"
 #include "latte/ops.hpp"
+#include "latte/prefill.hpp"
 
 namespace latte::backend {
 
@@ -42,6 +43,33 @@ class StepMemory {
   virtual Status take_finding() = 0;
 };
 
+// What a prefill plan runs from: one for the new tokens of a slot, one for each chunk of its context.
+class PrefillStep {
+ public:
+  virtual ~PrefillStep() = default;
+
+  // Host memory for the next plan and its lengths. The step planned before must not need it any more.
+  struct Staging {
+    std::span<std::int32_t> plan_words;
+    std::int32_t* query_start;  // [max_requests + 1]
+    std::int32_t* kv_start;     // [max_requests + 1]
+  };
+  virtual Result<Staging> stage(Stream stream) = 0;
+  // The staged step is complete, its spans are the staged ones: bring it to where prefill reads it.
+  virtual Status publish(const Plan& plan, const PrefillLengths& lengths, Stream stream) = 0;
+  // Where the published step's kv_start lies, for gather_kv.
+  virtual const std::int32_t* kv_start() const = 0;
+  // Arguments are valid and there are rows to compute. `workspace` has prefill_workspace_bytes(), initialised.
+  virtual Status run(const PrefillArgs& args, std::byte* workspace) = 0;
+};
+
+// All that steps of one kind share.
+struct PrefillSetup {
+  PrefillProblem problem;
+  PrefillChoice choice;
+  PlanSizes sizes;
+};
+
 class Impl {
  public:
   virtual ~Impl() = default;
@@ -58,6 +86,15 @@ class Impl {
   // May throw std::bad_alloc.
   virtual Result<std::unique_ptr<StepMemory>> make_step(const Builder& builder, const BuilderOptions& options) = 0;
   virtual Status init_workspace(const Builder& builder, std::span<std::byte> workspace, Stream stream) = 0;
+
+  virtual Result<PrefillChoice> choose(const PrefillProblem& problem, const Limits& limits,
+                                       const Policy& policy) const = 0;
+  // Of one run: partials, counters, converted tensors. Multiples of 256.
+  virtual std::size_t prefill_workspace_bytes(const PrefillSetup& setup) const = 0;
+  // May throw std::bad_alloc. The setup outlives the step.
+  virtual Result<std::unique_ptr<PrefillStep>> make_prefill_step(const PrefillSetup& setup) = 0;
+  virtual Status init_prefill_workspace(const PrefillSetup& setup, std::byte* workspace, Stream stream) = 0;
+  virtual Status gather_kv(const GatherKvArgs& args) = 0;
 
   // Arguments are valid and there is something to do.
   virtual Status merge(std::span<const Partial> partials, const TensorView& out, const TensorView& lse,
@@ -76,5 +113,10 @@ Result<KernelChoice> choose_for_cpu(const DecodeProblem& problem, const Limits& 
                                     std::int32_t threads);
 Result<KernelChoice> choose_for_cuda(const DecodeProblem& problem, const Limits& limits, const Policy& policy,
                                      std::int32_t multiprocessors);
+
+Result<PrefillChoice> choose_for_cpu(const PrefillProblem& problem, const Limits& limits, const Policy& policy,
+                                     std::int32_t threads);
+Result<PrefillChoice> choose_for_cuda(const PrefillProblem& problem, const Limits& limits, const Policy& policy,
+                                      std::int32_t multiprocessors);
 
 }  // namespace latte::backend

@@ -40,6 +40,17 @@ const char* kv_format_name(KvFormat format) {
 
 const char* mask_name(Mask mask) { return mask == Mask::causal ? "causal" : "none"; }
 
+const char* op_name(Op op) { return op == Op::decode ? "decode" : "prefill"; }
+
+const char* prefill_math_name(PrefillMath math) {
+  switch (math) {
+    case PrefillMath::automatic: return "automatic";
+    case PrefillMath::half: return "half";
+    case PrefillMath::fp8: return "fp8";
+  }
+  return "unknown";
+}
+
 const char* policy_name(PolicyKind kind) {
   switch (kind) {
     case PolicyKind::balanced: return "balanced";
