@@ -32,6 +32,16 @@ __device__ __forceinline__ void load_box(const CUtensorMap& map, Barrier& barrie
       : "memory");
 }
 
+// One box of a 3-D tensor map, at {column, row, plane}.
+__device__ __forceinline__ void load_box(const CUtensorMap& map, Barrier& barrier, std::uint32_t to,
+                                         std::int32_t column, std::int32_t row, std::int32_t plane) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
+          to),
+      "l"(&map), "r"(shared_address(&barrier)), "r"(column), "r"(row), "r"(plane)
+      : "memory");
+}
+
 // 16 bytes, past L1. With `valid` false the destination is filled with zeros and nothing is read.
 __device__ __forceinline__ void copy_16(std::uint32_t to, const void* from, bool valid = true) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");

@@ -54,6 +54,14 @@ struct Barrier {
   }
 };
 
+// For both, in the time of one where both have passed.
+__device__ __forceinline__ void wait_both(Barrier& a, std::uint32_t a_parity, Barrier& b, std::uint32_t b_parity) {
+  const bool a_passed = a.passed(a_parity), b_passed = b.passed(b_parity);
+  if (a_passed && b_passed) return;
+  a.wait(a_parity);
+  b.wait(b_parity);
+}
+
 __device__ __forceinline__ void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -83,6 +91,29 @@ __device__ __forceinline__ bool named_any(bool value) {
   return any != 0;
 }
 
+// The same with an id that the compiler does not know.
+template <int kThreads>
+__device__ __forceinline__ void named_sync(int id) {
+  asm volatile("barrier.cta.sync.aligned %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
+}
+template <int kThreads>
+__device__ __forceinline__ void named_arrive(int id) {
+  asm volatile("barrier.cta.arrive.aligned %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
+}
+template <int kThreads>
+__device__ __forceinline__ bool named_any(int id, bool value) {
+  std::uint32_t any;
+  asm volatile(
+      "{\n.reg .pred p, q;\n"
+      "setp.ne.u32 p, %1, 0;\n"
+      "barrier.cta.red.or.pred.aligned q, %2, %3, p;\n"
+      "selp.u32 %0, 1, 0, q;\n}"
+      : "=r"(any)
+      : "r"(static_cast<std::uint32_t>(value)), "r"(id), "n"(kThreads)
+      : "memory");
+  return any != 0;
+}
+
 template <int kRegisters>
 __device__ __forceinline__ void grow_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -103,6 +134,12 @@ __device__ __forceinline__ void add_release(std::uint32_t* counter) {
 // One more, or back to zero from `last`.
 __device__ __forceinline__ void add_wrapping(std::uint32_t* counter, std::uint32_t last) {
   asm volatile("red.relaxed.gpu.global.inc.u32 [%0], %1;" ::"l"(counter), "r"(last) : "memory");
+}
+// The same for those who want to know the count before: what others wrote before they added is seen after it.
+__device__ __forceinline__ std::uint32_t add_wrapping_acq_rel(std::uint32_t* counter, std::uint32_t last) {
+  std::uint32_t before;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(last) : "memory");
+  return before;
 }
 __device__ __forceinline__ std::uint32_t load_acquire(const std::uint32_t* address) {
   std::uint32_t value;

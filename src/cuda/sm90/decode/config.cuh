@@ -5,17 +5,10 @@
 #include <cstdint>
 
 #include "cuda/prim/sync.cuh"
+#include "cuda/sm90/common/block.cuh"
 #include "cuda/sm90/decode/instances.cuh"
 
 namespace latte::cuda::sm90 {
-
-inline constexpr int kRowBytes = 128;  // a swizzled row: 64 values of 16 bits
-inline constexpr int kAtomBytes = 8 * kRowBytes;
-inline constexpr int kWarpgroup = 128;
-inline constexpr int kSharedLimit = 232448;  // bytes a thread block may have
-// Registers a thread has at the launch of a block that takes a whole multiprocessor: a multiple of 8. Roles may only
-// pass on to each other what the launch got.
-constexpr int launch_registers(int threads) { return 65536 / threads / 8 * 8; }
 
 // Rows of a thread block, KV tokens of a stage, widths, the 16-bit type of q and cache.
 //   stage:  kv[slab of 8 tokens][group of 64 columns][8 tokens][128 bytes], 128-byte swizzle. Keys read it K-major,
@@ -38,17 +31,6 @@ struct Config {
   static constexpr int kStageBytes = kSlabs * kSlabBytes;
   static constexpr int kRopeOffset = kRopeGroup * kAtomBytes;  // in a slab
   static_assert(kRows % 8 == 0 && kRows <= 64 && kTokens % 16 == 0 && kRope == 64);
-};
-
-// Counts blocks, or anything else that goes round `kSlots` places: where the next one is and its barriers' parity.
-template <int kSlots>
-struct Ring {
-  std::uint32_t count = 0;
-
-  __device__ int slot() const { return static_cast<int>(count % kSlots); }
-  __device__ std::uint32_t full() const { return count / kSlots % 2; }
-  __device__ std::uint32_t empty() const { return (count / kSlots + 1) % 2; }
-  __device__ Ring ahead(std::uint32_t more) const { return {count + more}; }
 };
 
 // The part of a record that a thread block does: all of its rows, or its half of a pair's.

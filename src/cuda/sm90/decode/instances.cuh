@@ -6,24 +6,9 @@
 #include <cuda_runtime.h>
 
 #include "cuda/call.hpp"
+#include "cuda/sm90/common/divider.cuh"
 
 namespace latte::cuda::sm90 {
-
-// Division of non-negative 31-bit numbers by one that the host knows: a multiplication and a shift.
-class Divider {
- public:
-  Divider() = default;
-  explicit Divider(std::int32_t divisor);
-  __device__ std::int32_t divide(std::int32_t number) const {
-    return multiplier_ == 0
-               ? number
-               : static_cast<std::int32_t>(__umulhi(static_cast<std::uint32_t>(number), multiplier_) >> shift_);
-  }
-
- private:
-  std::uint32_t multiplier_ = 0;  // 0: by one
-  std::uint32_t shift_ = 0;
-};
 
 // What a kernel is called with, and a division that its threads make often.
 struct KernelCall : DecodeCall {

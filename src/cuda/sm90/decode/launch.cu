@@ -1,21 +1,11 @@
 #include <algorithm>
 #include <bit>
-#include <cuda.h>
 
+#include "cuda/sm90/common/tensor_map.hpp"
 #include "cuda/sm90/decode/instances.cuh"
 #include "cuda/sm90/decode/launch.hpp"
 
 namespace latte::cuda {
-
-// With l = ceil(log2 d) and m = ceil(2^(31 + l) / d) < 2^32:  n / d = n * m >> (31 + l)  for all 0 <= n < 2^31, since
-// the error n * (m * d - 2^(31 + l)) / (d * 2^(31 + l)) < n / 2^(31 + l) < 1 / d.
-sm90::Divider::Divider(std::int32_t divisor) {
-  if (divisor == 1) return;
-  const auto d = static_cast<std::uint64_t>(divisor);
-  const auto log2 = static_cast<std::uint32_t>(std::bit_width(d - 1));
-  multiplier_ = static_cast<std::uint32_t>(((std::uint64_t{1} << (31 + log2)) + d - 1) / d);
-  shift_ = log2 - 1;
-}
 
 namespace {
 
@@ -34,28 +24,10 @@ std::int32_t box_slabs_log2(std::int32_t page_size) {
   return std::min(std::countr_zero(static_cast<std::uint32_t>(page_size)), kMostTokensLog2) - 3;
 }
 
-using Encode = decltype(&cuTensorMapEncodeTiled);
-
-// The driver's function, looked up once; null without a driver.
-Encode encode_function() {
-  static const Encode function = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-#if CUDART_VERSION >= 12050
-    const cudaError_t error =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
-#else  // the form without a version is gone in CUDA 13
-    const cudaError_t error = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &result);
-#endif
-    return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(found) : nullptr;
-  }();
-  return function;
-}
-
 // The cache as {64 columns, 8 tokens, groups of columns, slabs of a page, pages}, swizzled as the matrix instructions
 // read it. A box is all columns of some slabs: what a stage holds, in the stage's order.
 cudaError_t make_map(const DecodeKernel& kernel, const CacheView& kv, std::int32_t slabs, CUtensorMap& map) {
-  const Encode encode = encode_function();
+  const EncodeTensorMap encode = encode_tensor_map();
   if (encode == nullptr) return cudaErrorNotSupported;
   const auto groups = static_cast<cuuint32_t>((kernel.latent + kernel.rope) / 64);
   const auto token_stride = static_cast<cuuint64_t>(kv.token_stride_bytes);

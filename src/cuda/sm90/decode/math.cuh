@@ -1,64 +1,10 @@
-// What both kernels' math shares: exponentials, packing, the rule for a row's reference, stores of results.
-//
-// Probabilities are 2^(x - reference), x = score * scale * log2(e). A row's reference follows its running maximum
-// lazily: it moves, and what was summed so far is rescaled, only when a block exceeds it by more than kSlack. Sums and
-// values then carry a common factor of at most 2^kSlack, which the last division removes; 16-bit probabilities keep
-// their relative precision. Whether a row's reference moves depends on that row alone.
+// What both decode kernels' math shares beyond common/math.cuh: a thread's place, and stores of results.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
+#include "cuda/sm90/common/math.cuh"
 #include "cuda/sm90/decode/config.cuh"
 
 namespace latte::cuda::sm90 {
-
-inline constexpr float kSlack = 6.0f;
-inline constexpr float kLn2 = 0.6931471805599453f;
-
-__device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
-
-__device__ __forceinline__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// A row that has seen nothing has reference -inf; its probabilities are 2^(-inf - 0) = 0.
-__device__ __forceinline__ float usable(float reference) { return reference == minus_infinity() ? 0.0f : reference; }
-
-struct Reference {
-  float value, factor;
-};
-__device__ __forceinline__ Reference follow(float reference, float maximum) {
-  if (!(maximum > reference + kSlack)) return {reference, 1.0f};
-  return {maximum, exp2_fast(reference - maximum)};
-}
-
-template <class Half>
-__device__ __forceinline__ std::uint32_t pack(float low, float high) {
-  if constexpr (std::is_same_v<Half, __nv_bfloat16>) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return reinterpret_cast<const std::uint32_t&>(pair);
-  } else {
-    const __half2 pair = __floats2half2_rn(low, high);
-    return reinterpret_cast<const std::uint32_t&>(pair);
-  }
-}
-
-// Among four neighbouring lanes: word i of lane c becomes word c of lane i. By whole warps.
-__device__ __forceinline__ void transpose_in_fours(std::uint32_t (&words)[4], int lane) {
-  // The lower lane of a pair gives away the later word, the upper one the earlier.
-  const auto exchange = [&](std::uint32_t& early, std::uint32_t& late, int step) {
-    const bool upper = (lane & step) != 0;
-    const std::uint32_t taken = __shfl_xor_sync(~0u, upper ? early : late, step);
-    (upper ? early : late) = taken;
-  };
-  exchange(words[0], words[1], 1);
-  exchange(words[2], words[3], 1);
-  exchange(words[0], words[2], 2);
-  exchange(words[1], words[3], 2);
-}
 
 // A thread's place: its warp within the warpgroup, its lane, and which of the two warpgroups that own value columns.
 struct Lane {
@@ -67,18 +13,6 @@ struct Lane {
       : side(static_cast<int>(threadIdx.x) / kWarpgroup - 1),
         warp(static_cast<int>(threadIdx.x) / 32 % 4),
         lane(static_cast<int>(threadIdx.x) % 32) {}
-};
-
-__device__ __forceinline__ void convert(float value, float& to) { to = value; }
-__device__ __forceinline__ void convert(float value, __nv_bfloat16& to) { to = __float2bfloat16_rn(value); }
-__device__ __forceinline__ void convert(float value, __half& to) { to = __float2half_rn(value); }
-
-// What a row's probabilities add up to, and what follows from it.
-struct RowResult {
-  float inverse, lse;
-  __device__ RowResult(float reference, float sum)
-      : inverse(sum > 0 ? 1.0f / sum : 0.0f), lse(sum > 0 ? (reference + log2f(sum)) * kLn2 : minus_infinity()) {}
-  RowResult() = default;
 };
 
 // The type of partials: fp32, the columns of a row in the order in which a kernel's threads hold them (its

@@ -1,0 +1,50 @@
+// What a prefill launch is told: addresses on the device, strides, and the plan. Plain data, the same for host and device
+// code; validated already.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/call.hpp"
+
+namespace latte::cuda {
+
+// [tokens, heads, width], strides in elements.
+struct PrefillTensor {
+  const void* data = nullptr;
+  std::int64_t token_stride = 0, head_stride = 0;
+  std::int32_t tokens = 0;
+};
+
+// As Fp8Scale.
+struct ScaleView {
+  float value = 1;
+  const float* ptr = nullptr;
+  bool per_head = false;
+};
+
+struct PrefillCall {
+  std::int32_t heads = 1;
+  Mask mask = Mask::causal;
+  float scale = 1;
+  std::int32_t query_tokens = 0;  // of the step: rows are head * query_tokens + token
+  PrefillTensor q, k, v;
+  ScaleView q_scale, k_scale, v_scale;
+  OutputView out;
+  const std::int32_t* query_start = nullptr;
+  const std::int32_t* kv_start = nullptr;
+  PlanView plan;
+  WorkspaceView workspace;  // arrived: [2 * tiles], one for each warpgroup's half of a tile
+};
+
+// Which kernel serves a problem: the type it multiplies.
+struct PrefillKernel {
+  Dtype dtype = Dtype::bf16;  // bf16, f16 or fp8_e4m3
+};
+
+inline constexpr std::int32_t kPrefillRows = 128;   // query tokens a tile
+inline constexpr std::int32_t kPrefillBlock = 128;  // KV tokens a block
+inline constexpr std::int32_t kPrefillWidth = 192;  // of q and k
+inline constexpr std::int32_t kPrefillValues = 128;
+
+}  // namespace latte::cuda

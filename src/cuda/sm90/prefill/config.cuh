@@ -1,0 +1,143 @@
+// The shape of the prefill kernel: how values of each type lie in shared memory and are multiplied, and the storage of a
+// thread block.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_fp8.h>
+
+#include "cuda/prim/copy.cuh"
+#include "cuda/prim/sync.cuh"
+#include "cuda/prim/wgmma.cuh"
+#include "cuda/sm90/common/block.cuh"
+#include "cuda/sm90/common/divider.cuh"
+#include "cuda/sm90/common/math.cuh"
+#include "cuda/sm90/prefill/call.hpp"
+
+namespace latte::cuda::sm90::prefill {
+
+using Fp8 = __nv_fp8_e4m3;
+
+inline constexpr int kRows = kPrefillRows;
+inline constexpr int kTokens = kPrefillBlock;
+inline constexpr int kWidth = kPrefillWidth;
+inline constexpr int kValues = kPrefillValues;
+inline constexpr int kConsumers = 2;  // warpgroups, 64 rows each
+inline constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
+static_assert(kWarpgroup * kConsumers / 2 == kRows && kRows == kTokens);
+
+// 16-bit values:  q, k  [3 groups of 64 columns][rows][128 bytes]  K-major, 128-byte swizzle
+//                 v     [2 groups of 64 columns][tokens][128 bytes]  MN-major
+template <class T>
+struct Shape {
+  static constexpr int kBytes = 2;
+  static constexpr int kStages = 2;
+  static constexpr int kStep = 16;  // of the summed dimension, an instruction
+  static constexpr int kValueBoxes = kValues / 64;
+  static constexpr int kLoaderRegisters = 24, kConsumerRegisters = 240;
+  static constexpr bool kQueriesHeld = false;  // in registers
+  // A row's probabilities go up to 2^(kHead + kLag): what they are multiplied by, and how far a row's maximum may run
+  // ahead of its reference before that moves.
+  static constexpr float kHead = 0, kLag = 6;
+};
+// fp8:  q, k  [3 groups of 64 columns][rows][64 bytes]  K-major, 64-byte swizzle
+//       v     transposed by the launch before, tokens within groups of 32 in the order in which the probabilities'
+//             registers hold them: [128 columns][128 tokens]  K-major, 128-byte swizzle
+template <>
+struct Shape<Fp8> {
+  static constexpr int kBytes = 1;
+  static constexpr int kStages = 4;
+  static constexpr int kStep = 32;
+  static constexpr int kValueBoxes = 1;
+  static constexpr int kLoaderRegisters = 40, kConsumerRegisters = 232;
+  static constexpr bool kQueriesHeld = true;
+  // e4m3 has 2^-6 to 448 at full precision; 2^8 is the highest it is used to, so that a row's largest is exact.
+  static constexpr float kHead = 8, kLag = 0;
+};
+
+inline constexpr int kGroupColumns = 64;  // of q and k, a box
+inline constexpr int kGroups = kWidth / kGroupColumns;
+
+template <class T>
+struct Storage {
+  static constexpr int kRowBytes = kGroupColumns * Shape<T>::kBytes;
+  static constexpr int kGroupBytes = kTokens * kRowBytes;
+  static constexpr int kKeyBytes = kGroups * kGroupBytes;
+  static constexpr int kValueBytes = kTokens * kValues * Shape<T>::kBytes;
+  static constexpr int kStages = Shape<T>::kStages;
+
+  static_assert(Shape<T>::kLoaderRegisters + kConsumers * Shape<T>::kConsumerRegisters <=
+                3 * launch_registers(kThreads));
+
+  alignas(1024) std::byte q[kKeyBytes];
+  alignas(1024) std::byte k[kStages][kKeyBytes];
+  alignas(1024) std::byte v[kStages][kValueBytes];
+  prim::Barrier q_full, q_empty, v_landed;
+  prim::Barrier k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
+};
+static_assert(sizeof(Storage<__half>) <= kSharedLimit && sizeof(Storage<Fp8>) <= kSharedLimit);
+
+__device__ __forceinline__ float scale_of(const ScaleView& scale, std::int32_t head) {
+  return scale.ptr ? __ldg(scale.ptr + (scale.per_head ? head : 0)) : scale.value;
+}
+
+// Four bytes of e4m3 values.
+__device__ __forceinline__ std::uint32_t pack_fp8(float a, float b, float c, float d) {
+  std::uint16_t low, high;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(b), "f"(a));
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(d), "f"(c));
+  return static_cast<std::uint32_t>(high) << 16 | low;
+}
+
+struct KernelCall : PrefillCall {
+  Divider by_tokens;  // of the step
+};
+struct Maps {
+  CUtensorMap q, k, v;
+};
+
+// One record of the plan.
+struct Piece {
+  WorkRecord record;
+  std::int32_t head, token;  // of its first row
+  std::int32_t kv_row;       // of its first KV token, in k and v
+
+  __device__ std::int32_t rows() const { return record.row_end - record.row_begin; }
+  __device__ std::int32_t tokens() const { return record.kv_end - record.kv_begin; }
+  __device__ std::int32_t blocks() const { return (tokens() + kTokens - 1) / kTokens; }
+  __device__ bool split() const { return record.partial_row >= 0; }
+  // How many of the piece's tokens a row sees; not more than there are, maybe less than none.
+  __device__ std::int32_t visible(const KernelCall& call, std::int32_t row) const {
+    if (call.mask == Mask::none) return tokens();
+    const std::int32_t behind = __ldg(call.query_start + record.request + 1) - (token + row) - 1;
+    return min(tokens(), tokens() + record.kv_after - behind);
+  }
+};
+
+struct Share {
+  const KernelCall& call;
+  std::int32_t begin, end;
+
+  __device__ explicit Share(const KernelCall& of)
+      : call(of), begin(__ldg(of.plan.indptr + blockIdx.x)), end(__ldg(of.plan.indptr + blockIdx.x + 1)) {}
+
+  __device__ Piece piece(std::int32_t index) const {
+    // Nothing is promised about alignment but that of words.
+    const auto* words = reinterpret_cast<const std::int32_t*>(call.plan.records + index);
+    Piece piece{.record = {load_word(words), load_word(words + 1), load_word(words + 2), load_word(words + 3),
+                           load_word(words + 4), load_word(words + 5), load_word(words + 6), load_word(words + 7)}};
+    piece.head = call.by_tokens.divide(piece.record.row_begin);
+    piece.token = piece.record.row_begin - piece.head * call.query_tokens;
+    piece.kv_row = __ldg(call.kv_start + piece.record.request) + piece.record.kv_begin;
+    return piece;
+  }
+
+ private:
+  // Anew each time: the compiler would keep a record in registers over a whole piece.
+  __device__ static std::int32_t load_word(const std::int32_t* word) {
+    std::int32_t value;
+    asm volatile("ld.global.nc.s32 %0, [%1];" : "=r"(value) : "l"(word));
+    return value;
+  }
+};
+
+}  // namespace latte::cuda::sm90::prefill

@@ -1,0 +1,115 @@
+// The loader: one warp that brings queries, keys and values to shared memory by tensor copies, from a piece's last block
+// to its first, always a stage or more ahead of the products.
+#pragma once
+
+#include "cuda/sm90/prefill/config.cuh"
+#include "cuda/sm90/prefill/entry.hpp"
+
+namespace latte::cuda::sm90::prefill {
+
+template <class T>
+class Loader {
+ public:
+  using Stages = Ring<Shape<T>::kStages>;
+
+  __device__ Loader(Storage<T>& storage, const Maps& maps)
+      : storage_(storage), maps_(maps), lane_(static_cast<int>(threadIdx.x) % 32) {}
+
+  __device__ void run(const Share& share) {
+    for (std::int32_t index = share.begin; index < share.end; ++index) {
+      const Piece piece = share.piece(index);
+      const std::int32_t blocks = piece.blocks();
+      if (blocks == 0) continue;
+      load_queries(piece);
+      load_keys(piece, blocks - 1);
+      for (std::int32_t block = blocks - 2; block >= 0; --block) {
+        load_keys(piece, block);
+        load_values(piece, block + 1);
+      }
+      load_values(piece, 0);
+    }
+  }
+
+ private:
+  __device__ void load_queries(const Piece& piece) {
+    storage_.q_empty.wait(queries_.empty());
+    if (lane_ == 0) {
+      storage_.q_full.arrive_expecting(Storage<T>::kKeyBytes);
+      load_groups(maps_.q, storage_.q_full, storage_.q, piece.token, piece.head);
+    }
+    ++queries_.count;
+  }
+
+  __device__ void load_keys(const Piece& piece, std::int32_t block) {
+    const int slot = keys_.slot();
+    storage_.k_empty[slot].wait(keys_.empty());
+    if (lane_ == 0) {
+      storage_.k_full[slot].arrive_expecting(Storage<T>::kKeyBytes);
+      load_groups(maps_.k, storage_.k_full[slot], storage_.k[slot], piece.kv_row + block * kTokens, piece.head);
+    }
+    ++keys_.count;
+  }
+
+  __device__ void load_values(const Piece& piece, std::int32_t block) {
+    const int slot = values_.slot();
+    storage_.v_empty[slot].wait(values_.empty());
+    ++values_.count;
+    prim::Barrier& full = storage_.v_full[slot];
+    if constexpr (std::is_same_v<T, Fp8>) {
+      if (lane_ == 0) {
+        full.arrive_expecting(Storage<T>::kValueBytes);
+        prim::load_box(maps_.v, full, prim::shared_address(storage_.v[slot]),
+                       transposed_begin(piece.kv_row - piece.record.kv_begin, piece.record.request) +
+                           piece.record.kv_begin + block * kTokens,
+                       0, piece.head);
+      } else {
+        full.arrive();
+      }
+    } else {
+      const std::int32_t tokens = piece.tokens() - block * kTokens;
+      prim::Barrier& landed = tokens < kTokens ? storage_.v_landed : full;
+      if (lane_ == 0) {
+        landed.arrive_expecting(Storage<T>::kValueBytes);
+#pragma unroll
+        for (int box = 0; box < Shape<T>::kValueBoxes; ++box)
+          prim::load_box(maps_.v, landed, prim::shared_address(storage_.v[slot]) + box * kTokens * kRowBytes,
+                         box * 64, piece.kv_row + block * kTokens, piece.head);
+      }
+      if (tokens < kTokens) {
+        landed.wait(tails_++ % 2);
+        clear_rows(storage_.v[slot], tokens);
+        full.arrive();
+      } else if (lane_ != 0) {
+        full.arrive();
+      }
+    }
+  }
+
+  // Rows behind the piece's last token belong to somebody else and may be NaN, which a probability of 0 does not undo.
+  __device__ void clear_rows(std::byte* values, std::int32_t from) {
+#pragma unroll 1
+    for (int box = 0; box < Shape<T>::kValueBoxes; ++box) {
+      const std::uint32_t base = prim::shared_address(values) + box * kTokens * kRowBytes;
+      for (int at = from * kRowBytes + lane_ * 16; at < kTokens * kRowBytes; at += 32 * 16)
+        prim::store_16_zeros(base + at);
+    }
+    prim::fence_async_proxy();
+  }
+
+  __device__ void load_groups(const CUtensorMap& map, prim::Barrier& full, std::byte* to, std::int32_t row,
+                              std::int32_t head) {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group)
+      prim::load_box(map, full, prim::shared_address(to) + group * Storage<T>::kGroupBytes, group * kGroupColumns, row,
+                     head);
+  }
+
+  Storage<T>& storage_;
+  const Maps& maps_;
+  const int lane_;
+  Ring<1> queries_;
+  Stages keys_, values_;
+  std::uint32_t tails_ = 0;
+};
+
+}  // namespace latte::cuda::sm90::prefill
