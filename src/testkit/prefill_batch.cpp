@@ -146,6 +146,31 @@ PrefillBatch PrefillBatch::relaid(const PrefillCase& description) const {
   return batch;
 }
 
+void PrefillBatch::copy_joined(const PrefillBatch& from, const ExpandedContext& context) {
+  const std::int64_t item = bytes_of(case_.dtype);
+  const auto copy_rows = [&](const Input& in, const Input& out, std::int64_t token_in, std::int64_t token_out) {
+    for (std::int64_t head = 0; head < case_.heads; ++head)
+      std::memcpy(out.row(token_out, head), in.row(token_in, head), static_cast<std::size_t>(in.view.shape[2] * item));
+  };
+  for (std::int64_t token = 0; token < query_start_.back(); ++token) copy_rows(from.q_, q_, token, token);
+  for (std::size_t b = 0; b < case_.requests.size(); ++b) {
+    const std::int64_t older = context.requests[b].tokens, first = kv_start_[b];
+    const auto put_context = [&](const Input& out, const std::vector<double>& values) {
+      std::size_t i = 0;
+      for (std::int64_t t = 0; t < older; ++t)
+        for (std::int64_t head = 0; head < case_.heads; ++head)
+          for (std::int64_t d = 0; d < out.view.shape[2]; ++d)
+            store(case_.dtype, values[i++], out.row(first + t, head) + d * item);
+    };
+    put_context(k_, context.requests[b].k);
+    put_context(v_, context.requests[b].v);
+    for (std::int64_t t = from.kv_start_[b]; t < from.kv_start_[b + 1]; ++t) {
+      copy_rows(from.k_, k_, t, first + older + t - from.kv_start_[b]);
+      copy_rows(from.v_, v_, t, first + older + t - from.kv_start_[b]);
+    }
+  }
+}
+
 Fp8Scale PrefillBatch::scale_arg(const Buffer& scales, float value) const {
   if (!case_.has_scales()) return {};
   if (case_.scale_form == ScaleForm::value) return {.value = value};

@@ -11,6 +11,7 @@
 #include "latte/prefill.hpp"
 #include "testkit/batch.hpp"
 #include "testkit/prefill_case.hpp"
+#include "testkit/prefill_oracle.hpp"
 #include "testkit/tensors.hpp"
 
 namespace latte::testkit {
@@ -26,6 +27,10 @@ class PrefillBatch {
   PrefillBatch reordered(std::span<const std::int32_t> order) const;
   // The same values in tensors of other layouts.
   PrefillBatch relaid(const PrefillCase& description) const;
+
+  // Takes the queries of a batch with context, and as keys and values its context followed by its own: the same call
+  // without a cache.
+  void copy_joined(const PrefillBatch& from, const ExpandedContext& context);
 
   const PrefillCase& description() const { return case_; }
   // Without the hook of the context: see ContextExpander.
