@@ -97,7 +97,7 @@ struct PrefillLengths {
   std::span<const std::int32_t> query_start{};  // [B + 1] prefix sums of the query lengths
   std::span<const std::int32_t> kv_start{};     // [B + 1] prefix sums of the lengths of k and v
   // Only with PrefillProblem::context, [B]: tokens of the request in the cache, all seen by all of its query tokens.
-  // Empty = none has any. Those of a request without query tokens are not looked at.
+  // Empty = none has any.
   std::span<const std::int32_t> context_lens{};
 };
 
