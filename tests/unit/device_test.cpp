@@ -108,7 +108,7 @@ TEST(PlanCopy, WordsThatAreNoPlanAreRefused) {
 // The choice needs no GPU: buffers can be sized and plans looked at anywhere.
 TEST(CudaChoice, IsTheSameEverywhere) {
   const Limits limits{.max_requests = 64, .max_kv_tokens = 4096};
-  const auto choice = choose_for({.backend = "cuda", .workers = 132}, {.heads = 16}, limits);
+  const auto choice = choose_for({.backend = "cuda", .workers = 132}, DecodeProblem{.heads = 16}, limits);
   ASSERT_TRUE(choice.ok()) << choice.status().message();
   EXPECT_FALSE(choice->kernel.empty());
   EXPECT_FALSE(choice->reason.empty());
