@@ -77,7 +77,7 @@ struct Amx {
   template <class Aside>
   HWY_INLINE static void scores(const Work& w, const Block& block, const Aside& aside) {
     for (std::int32_t t = 0; t < block.tokens; t += 2 * kPanel) {
-      std::int32_t panel = 0;
+      std::int32_t panel = block.panel_begin;
       for (; panel + 2 <= w.panels; panel += 2) score_2x2(w, block, t, panel, aside);
       if (panel < w.panels) score_2x1(w, block, t, panel, aside);
     }
@@ -140,7 +140,7 @@ struct Amx {
   template <class Aside>
   HWY_INLINE static void accumulate(const Work& w, const Block& block, const Aside& aside) {
     constexpr std::int32_t kGroup = 4;
-    for (std::int32_t group = 0; group < w.panels; group += kGroup) {
+    for (std::int32_t group = block.panel_begin; group < w.panels; group += kGroup) {
       const std::int32_t end = std::min(group + kGroup, w.panels), paired = end / 2 * 2;
       for (std::int32_t column = 0; column < w.column_panels; column += 2) {
         for (std::int32_t panel = group; panel < paired; panel += 2) accumulate_2x2(w, block, panel, column, aside);

@@ -54,7 +54,7 @@ struct Avx512 {
   template <class Aside>
   HWY_INLINE static void scores(const Work& w, const Block& block, const Aside& aside) {
     for (std::int32_t t = 0; t < block.tokens; t += kBlock)
-      for (std::int32_t panel = 0; panel < w.panels; panel += 2) {
+      for (std::int32_t panel = block.panel_begin; panel < w.panels; panel += 2) {
         if (panel + 2 <= w.panels)
           score_block<2>(w, block, t, panel);
         else
@@ -102,7 +102,7 @@ struct Avx512 {
 
   template <class Aside>
   HWY_INLINE static void accumulate(const Work& w, const Block& block, const Aside& aside) {
-    for (std::int32_t row = 0; row < w.rows; row += kBlock) {
+    for (std::int32_t row = block.panel_begin * kPanel; row < w.rows; row += kBlock) {
       accumulate_rows<kBlock>(w, block, row, w.rows - row);
       aside();
     }

@@ -44,23 +44,15 @@ namespace latte::cpu::HWY_NAMESPACE::bf16 {
 // inner loop; how many turns there are, it says beforehand.
 template <class Math>
 HWY_INLINE void run_with(const Piece& piece) {
-  const DecodeCall& call = piece.call;
-  const std::int32_t width = key_width(call.latent, call.rope, call.kv.format), end = piece.record.kv_end;
-  const auto token_bytes =
-      static_cast<std::int32_t>(kv_token_elements(call.kv.format, call.latent, call.rope) *
-                                static_cast<std::int64_t>(dtype_bytes(kv_element_dtype(call.kv.format))));
-  const TokenReader reader(call.kv, piece.record.request);
+  const std::int32_t width = key_width(piece.shape), v_width = piece.shape.v_width, end = piece.record.kv_end;
   Carver carver(piece.scratch);
   Work w{.piece = piece,
-         .s = Scratch(carver, piece.rows(), call.latent, width),
-         .reader = reader,
-         .ahead = Prefetch(reader, token_bytes),
+         .s = Scratch(carver, piece.rows(), v_width, width),
+         .ahead = Prefetch(piece),
          .rows = piece.rows(),
          .panels = static_cast<std::int32_t>(ceil_div(piece.rows(), kPanel)),
-         .latent = call.latent,
-         .rope = call.rope,
          .width = width,
-         .column_panels = static_cast<std::int32_t>(round_up(call.latent, 2 * kPanel) / kPanel)};
+         .column_panels = static_cast<std::int32_t>(round_up(v_width, 2 * kPanel) / kPanel)};
   pack_query(w);
 
   Block blocks[2] = {{.s = w.s.s[0], .k = w.s.k[0], .v = w.s.v[0]}, {.s = w.s.s[1], .k = w.s.k[1], .v = w.s.v[1]}};
@@ -68,8 +60,8 @@ HWY_INLINE void run_with(const Piece& piece) {
   const std::int32_t score_lines = w.ahead.share(Math::score_turns(w));
   const std::int32_t accumulate_turns = Math::accumulate_turns(w);
   const std::int32_t accumulate_lines = w.ahead.share(accumulate_turns);
-  // Four slices a pair of tokens, in as many turns as there are.
-  const auto pair_steps = static_cast<std::int32_t>(ceil_div(4 * kStep / 2, accumulate_turns));
+  // PairUp's slices of a block, in as many turns as there are.
+  const auto pair_steps = static_cast<std::int32_t>(ceil_div(PairUp::slices(w), accumulate_turns));
 
   constexpr bool kPairs = Math::kProbabilities == Probabilities::paired;
 
@@ -118,7 +110,7 @@ HWY_INLINE void run_with(const Piece& piece) {
 
 std::size_t scratch_bytes(const Shape& shape) {
   Carver carver;
-  Scratch(carver, shape.row_tile, shape.latent, key_width(shape.latent, shape.rope, shape.format));
+  Scratch(carver, shape.row_tile, shape.v_width, key_width(shape));
   return carver.used();
 }
 
@@ -127,7 +119,7 @@ HWY_NOINLINE void run_avx512(const Piece& piece) { run_with<Avx512>(piece); }
 // Chosen by the plan's row tile, which follows from heads and limits, not by the rows of this piece.
 template <class Tiles>
 HWY_NOINLINE void run_amx(const Piece& piece) {
-  if (piece.call.plan->work_meta_data[kMetaRowTile] <= kPanel)
+  if (piece.shape.row_tile <= kPanel && piece.shape.values_in_keys)
     run_with<AmxNarrow<Tiles>>(piece);
   else
     run_with<Amx<Tiles>>(piece);

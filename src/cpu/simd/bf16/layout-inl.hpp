@@ -18,6 +18,7 @@ inline constexpr std::int32_t kPanel = 16;  // rows or columns a tile
 inline constexpr std::int32_t kPair = 32;   // bf16 values in a tile row, and tokens in a tile of V
 inline constexpr std::int32_t kStep = 128;  // tokens staged at a time
 inline constexpr std::int32_t kRowTile = 128;
+inline constexpr std::int32_t kPrefillRowTile = 128;
 static_assert(kLanes == kPanel);
 
 struct Scratch {
@@ -28,18 +29,19 @@ struct Scratch {
   std::int32_t* bound;
   std::int64_t v_panel;  // elements between column panels: one cache line more than they need, to spread over sets
 
-  Scratch(Carver& carver, std::int32_t rows, std::int32_t latent, std::int32_t key_width) {
+  Scratch(Carver& carver, std::int32_t rows, std::int32_t v_width, std::int32_t key_width) {
     const std::int64_t padded = round_up(rows, 2 * kPanel);
     v_panel = kStep * kPanel + 32;
     q = carver.take<std::uint16_t>(padded * key_width);
     for (std::uint16_t*& block : k) block = carver.take<std::uint16_t>(kStep * static_cast<std::int64_t>(key_width));
-    for (std::uint16_t*& block : v) block = carver.take<std::uint16_t>(round_up(latent, 2 * kPanel) / kPanel * v_panel);
+    for (std::uint16_t*& block : v)
+      block = carver.take<std::uint16_t>(round_up(v_width, 2 * kPanel) / kPanel * v_panel);
     p = carver.take<std::uint16_t>(std::max<std::int64_t>(padded, 4 * kPanel) * kStep);
     pairs = carver.take<std::uint32_t>(kStep / 2 * kPanel);
     for (float*& block : s) block = carver.take<float>(padded * kStep);
-    o = carver.take<float>(padded * round_up(latent, 2 * kPanel));
-    total_o = carver.take<float>(padded * round_up(latent, 2 * kPanel));
-    row = carver.take<float>(std::max(key_width, 2 * kPair) + latent);
+    o = carver.take<float>(padded * round_up(v_width, 2 * kPanel));
+    total_o = carver.take<float>(padded * round_up(v_width, 2 * kPanel));
+    row = carver.take<float>(std::max(key_width, 2 * kPair) + v_width);
     max_log2 = carver.take<float>(padded);
     sum = carver.take<float>(padded);
     total_sum = carver.take<float>(padded);
@@ -48,11 +50,10 @@ struct Scratch {
   }
 };
 
-// Elements of a staged key: latent and rope, and the low halves of an fp8_ds_mla latent, to a whole number of tile
-// rows.
-HWY_INLINE std::int32_t key_width(std::int32_t latent, std::int32_t rope, KvFormat format) {
-  const std::int32_t low = format == KvFormat::fp8_ds_mla ? latent : 0;
-  return static_cast<std::int32_t>(round_up(latent + rope + low, kPair));
+// Elements of a staged key: the key, and the low halves of an fp8_ds_mla latent, to a whole number of tile rows.
+HWY_INLINE std::int32_t key_width(const Shape& shape) {
+  const std::int32_t low = shape.format == KvFormat::fp8_ds_mla ? shape.v_width : 0;
+  return static_cast<std::int32_t>(round_up(shape.width + low, kPair));
 }
 
 // Sixteen keys, `stride` elements apart: staged, or where they lie in the cache.
@@ -61,33 +62,47 @@ struct KeyTile {
   std::int64_t stride;
 };
 
-// Fetches tokens into L2, a few lines at every turn of an inner loop.
+// Fetches tokens into L2, keys and then values, a few lines at every turn of an inner loop.
 class Prefetch {
  public:
-  Prefetch(const TokenReader& reader, std::int32_t token_bytes) : reader_(reader), token_bytes_(token_bytes) {}
+  explicit Prefetch(const Piece& piece)
+      : piece_(piece),
+        key_bytes_(bytes(piece.shape.format, piece.shape.width)),
+        value_bytes_(piece.shape.values_in_keys ? 0 : bytes(piece.shape.format, piece.shape.v_width)) {}
 
-  void aim(std::int32_t first, std::int32_t end) { next_ = first, end_ = end, offset_ = token_bytes_; }
+  void aim(std::int32_t first, std::int32_t end) { next_ = first, end_ = end, left_ = 0, values_next_ = false; }
   // Lines to fetch at each of `turns` turns to have fetched half a block.
   std::int32_t share(std::int32_t turns) const {
-    return static_cast<std::int32_t>(ceil_div(std::int64_t{kStep} * ceil_div(token_bytes_, 64), 2 * turns));
+    const std::int64_t token_lines = ceil_div(key_bytes_, 64) + ceil_div(value_bytes_, 64);
+    return static_cast<std::int32_t>(ceil_div(kStep * token_lines, 2 * turns));
   }
   HWY_INLINE void lines(std::int32_t count) {
     for (; count > 0; --count) {
-      if (offset_ >= token_bytes_) {
+      if (left_ <= 0) {
         if (next_ >= end_) return;
-        token_ = reinterpret_cast<const char*>(reader_.at(next_++));
-        offset_ = 0;
+        line_ = reinterpret_cast<const char*>(values_next_ ? piece_.values.at(next_) : piece_.keys.at(next_));
+        left_ = values_next_ ? value_bytes_ : key_bytes_;
+        if (values_next_ || value_bytes_ == 0) ++next_;
+        values_next_ = !values_next_ && value_bytes_ > 0;
       }
-      _mm_prefetch(token_ + offset_, _MM_HINT_T1);
-      offset_ += 64;
+      _mm_prefetch(line_, _MM_HINT_T1);
+      line_ += 64;
+      left_ -= 64;
     }
   }
 
  private:
-  const TokenReader& reader_;
-  const std::int32_t token_bytes_;
-  std::int32_t next_ = 0, end_ = 0, offset_ = 0;
-  const char* token_ = nullptr;
+  static std::int32_t bytes(KvFormat format, std::int32_t width) {
+    if (format == KvFormat::fp8_ds_mla) return kDsMlaBytes;
+    return width * static_cast<std::int32_t>(dtype_bytes(kv_element_dtype(format)));
+  }
+
+  const Piece& piece_;
+  const std::int32_t key_bytes_, value_bytes_;
+  std::int32_t next_ = 0, end_ = 0;
+  std::int32_t left_ = 0;  // bytes of the row being fetched
+  bool values_next_ = false;
+  const char* line_ = nullptr;
 };
 
 // Up to kStep tokens on their way through the kernel. Two are in flight: one is scored while the other is absorbed.
@@ -96,6 +111,7 @@ struct Block {
   std::uint16_t* k;  // keys that could not be used in place
   std::uint16_t* v;  // value pairs
   std::int32_t first = 0, tokens = 0;
+  std::int32_t panel_begin = 0;  // even; panels in front see nothing of the block, nor of those behind it
   KeyTile keys[kStep / kPanel];
 
   std::int32_t padded() const { return static_cast<std::int32_t>(round_up(tokens, kPair)); }
@@ -104,10 +120,9 @@ struct Block {
 struct Work {
   const Piece& piece;
   Scratch s;
-  const TokenReader& reader;
   Prefetch ahead;
-  std::int32_t rows, panels, latent, rope, width;
-  std::int32_t column_panels;  // of V and O; the last may be half used when latent is an odd multiple of 16
+  std::int32_t rows, panels, width;
+  std::int32_t column_panels;  // of V and O; the last may be unused when v_width is an odd multiple of 16
   bool folded = false;         // the totals hold something
 
   std::int64_t o_panel(std::int32_t panel, std::int32_t column_panel) const {

@@ -36,8 +36,8 @@ HWY_INLINE void rescale_panel(const Work& w, float* outputs, std::int32_t panel)
 
 // Raises every row's reference for a scored block and rescales the outputs of those that rose.
 HWY_INLINE void raise(Work& w, const Block& block) {
-  const float scale_log2 = w.piece.call.score_scale * kLog2e;
-  for (std::int32_t panel = 0; panel < w.panels; ++panel) {
+  const float scale_log2 = w.piece.score_scale * kLog2e;
+  for (std::int32_t panel = block.panel_begin; panel < w.panels; ++panel) {
     const std::int32_t row = panel * kPanel;
     const PanelState state{w.s.max_log2 + row, w.s.sum + row, w.s.bound + row};
     const bool masked = needs_mask(state.bound, block.first + block.tokens);
@@ -70,7 +70,7 @@ template <Probabilities layout>
 class Absorb {
  public:
   Absorb(Work& w, const Block& block)
-      : w_(w), block_(block), scale_(w.piece.call.score_scale * kLog2e), end_(block.padded()) {
+      : w_(w), block_(block), scale_(w.piece.score_scale * kLog2e), end_(block.padded()), panel_(block.panel_begin) {
     open_panel();
   }
 
@@ -153,7 +153,7 @@ class Absorb {
   const Block& block_;
   const float scale_;
   const std::int32_t end_;
-  std::int32_t panel_ = 0, t_ = 0, tile_ = 0;
+  std::int32_t panel_, t_ = 0, tile_ = 0;
   bool masked_ = false;
   const float* scores_ = nullptr;
   float* sum_ = nullptr;
