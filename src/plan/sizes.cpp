@@ -154,10 +154,10 @@ Result<PlanSizes> plan_sizes(const PlanConfig& config) {
   const std::int64_t workers = plan::worker_count(config);
 
   PlanSizes sizes;
-  sizes.tiles = std::min(
-      limits.max_requests * tiles_per_request,
-      prefill ? (limits.max_requests + limits.max_total_query_tokens / config.row_tile) * std::int64_t{config.heads}
-              : limits.max_requests + total_rows / config.row_tile);
+  const std::int64_t requests = limits.max_requests;
+  sizes.tiles = std::min(requests * tiles_per_request,
+                         prefill ? (requests + limits.max_total_query_tokens / config.row_tile) * config.heads
+                                 : requests + total_rows / config.row_tile);
   if (sizes.tiles > kMaxInt / 64) return too_large("limits.max_requests", "below 2^25 tiles");
   if (!plan::costs_fit(config, limits, tiles_per_request, sizes.tiles))
     return too_large("limits.max_total_kv_tokens", "summed costs below 2^60 ticks");
