@@ -75,7 +75,6 @@ struct Engine {
     return latte::Workspace::create(backend, needs, {.checks = latte::WorkspaceChecks::on}).value();
   }
 
-  // readme:begin
   // One layer of one step. Scratch that somebody else wrote to is made ready first: on a GPU a small memset, queued.
   latte::Status run(const latte::DecodeMetadata& decode_step, latte::DecodeArgs decode_args,
                     const latte::PrefillMetadata& prefill_step, latte::PrefillArgs prefill_args) {
@@ -93,7 +92,6 @@ struct Engine {
     if (auto status = latte::prefill(prefill_step, prefill_args); !status) return status;
     return workspace.give_back(*slice);
   }
-  // readme:end
 };
 
 }  // namespace
