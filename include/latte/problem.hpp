@@ -56,8 +56,9 @@ struct PrefillContext {
   std::int32_t rope = 64;
   KvFormat kv_format = KvFormat::bf16;
   std::int32_t page_size = 64;
-  std::int32_t max_tokens = 0;        // of one request
-  std::int64_t max_total_tokens = 0;  // of a step; 0 = max_requests * max_tokens
+  std::int32_t max_tokens = 0;  // of one request
+  // Of a step; 0 = max_requests * max_tokens. A slot keeps a plan for every chunk that this allows.
+  std::int64_t max_total_tokens = 0;
   // Most a slot may use for chunks and what joins them; 0 = 256 MiB, or what the smallest chunks need if that is more.
   std::int64_t workspace_bytes = 0;
 };
