@@ -50,8 +50,8 @@ HWY_INLINE void run_decode_with(const Piece& piece) {
   Work w = open_work(piece, carver);
   pack_query(w);
 
-  Block blocks[2] = {{.s = w.s.s[0], .k = w.s.k[0], .v = w.s.v[0], .p = w.s.p[0]},
-                     {.s = w.s.s[1], .k = w.s.k[1], .v = w.s.v[1], .p = w.s.p[1]}};
+  Block blocks[2] = {{.s = w.s.s[0], .k = w.s.k[0], .v = w.s.v[0], .p = w.s.p[0], .best = w.s.best[0]},
+                     {.s = w.s.s[1], .k = w.s.k[1], .v = w.s.v[1], .p = w.s.p[1], .best = w.s.best[1]}};
   Block *now = &blocks[0], *next = &blocks[1];
   const std::int32_t score_lines = w.ahead.share(Math::score_turns(w));
   const std::int32_t accumulate_turns = Math::accumulate_turns(w);
@@ -73,6 +73,7 @@ HWY_INLINE void run_decode_with(const Piece& piece) {
   }
   for (std::int32_t t = piece.record.kv_begin; t < end; t += kStep, std::swap(now, next)) {
     const bool more = t + kStep < end;
+    Maxima(w, *now).finish();
     rescale(w, raise(w, *now));
     Absorb<Math::kProbabilities> absorb(w, *now);
     w.ahead.aim(t + 2 * kStep, std::min(t + 3 * kStep, end));

@@ -32,7 +32,7 @@ struct Scratch {
   std::uint16_t *q, *k[2], *v[2], *p[2];
   std::uint32_t* pairs;  // P^T of one panel, two tokens a word, before it is turned into tiles
   float *s[2], *o, *total_o, *row;
-  float *max_log2, *sum, *total_sum, *factor;
+  float *max_log2, *sum, *total_sum, *factor, *best[2];
   std::int32_t* bound;
   std::int64_t v_panel;  // elements between column panels: one cache line more than they need, to spread over sets
 
@@ -57,6 +57,7 @@ struct Scratch {
     sum = carver.take<float>(padded);
     total_sum = carver.take<float>(padded);
     factor = carver.take<float>(padded);
+    for (float*& block : best) block = carver.take<float>(padded);
     bound = carver.take<std::int32_t>(padded);
   }
 };
@@ -116,6 +117,7 @@ struct Block {
   std::uint16_t* k;  // keys that could not be used in place
   std::uint16_t* v;  // value pairs
   std::uint16_t* p;  // probabilities
+  float* best;       // largest scores, one a row
   std::int32_t first = 0, tokens = 0;
   std::int32_t extent[kMaxRows / (2 * kPanel)];  // tokens, in whole pairs of panels, that some row of two panels sees
   KeyTile keys[kStep / kPanel];

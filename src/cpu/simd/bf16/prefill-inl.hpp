@@ -5,7 +5,7 @@
 // block's softmax is spread over the scores of the next block and the values of the one before:
 //
 //   scores(j + 1)      with  Absorb(j), PairUp(j)
-//   accumulate(j - 1)  with  the rest of Absorb(j), StageKeys(j + 2)
+//   accumulate(j - 1)  with  the rest of Absorb(j), Maxima(j + 1), StageKeys(j + 2)
 //
 // References that block j raises count for its probabilities at once, but the outputs still wait for block j - 1, whose
 // probabilities are relative to the old ones: outputs are rescaled after that.
@@ -47,12 +47,13 @@ HWY_INLINE void run_prefill_with(const Piece& piece) {
   // Block j is blocks[j % 4], its buffers are the (j % 2)th ones.
   Block blocks[4];
   for (std::int32_t i = 0; i < 4; ++i)
-    blocks[i] = {.s = w.s.s[i % 2], .k = w.s.k[i % 2], .v = w.s.v[i % 2], .p = w.s.p[i % 2]};
+    blocks[i] = {.s = w.s.s[i % 2], .k = w.s.k[i % 2], .v = w.s.v[i % 2], .p = w.s.p[i % 2], .best = w.s.best[i % 2]};
 
   const std::int32_t score_turns = Math::score_turns(w), accumulate_turns = Math::accumulate_turns(w);
   const std::int32_t score_lines = w.ahead.share(score_turns), accumulate_lines = w.ahead.share(accumulate_turns);
   Pace absorb_pace(Softmax::slices(w), score_turns + accumulate_turns);
-  Pace pair_pace(PairUp::slices(w), score_turns), stage_pace(kStep, accumulate_turns);
+  Pace pair_pace(PairUp::slices(w), score_turns);
+  Pace stage_pace(kStep, accumulate_turns), maxima_pace(Maxima::slices(w), accumulate_turns);
 
   if (begin < end) {
     aim(w, blocks[0], begin);
@@ -63,6 +64,7 @@ HWY_INLINE void run_prefill_with(const Piece& piece) {
     Pace pace(kStep, score_turns);
     Math::scores(w, blocks[0], [&] { pace.turn(stage); });
     stage.finish();
+    Maxima(w, blocks[0]).finish();
   }
   std::int32_t j = 0;
   for (std::int32_t t = begin; t < end; t += kStep, ++j) {
@@ -72,7 +74,8 @@ HWY_INLINE void run_prefill_with(const Piece& piece) {
     Softmax absorb(w, now);
     PairUp pairs(w, now);
     w.ahead.aim(t + 3 * kStep, std::min(t + 4 * kStep, end));
-    if (t + kStep < end)
+    const bool more = t + kStep < end, stages = t + 2 * kStep < end;
+    if (more)
       Math::scores(w, next, [&] {
         absorb_pace.turn(absorb);
         pair_pace.turn(pairs);
@@ -80,19 +83,21 @@ HWY_INLINE void run_prefill_with(const Piece& piece) {
       });
     pairs.finish();
 
-    const bool stages = t + 2 * kStep < end;
     if (stages) aim(w, after, t + 2 * kStep);
     StageKeys stage(w, after, stages);
+    Maxima maxima(w, next, more);
     if (j > 0)
       Math::accumulate(w, before, [&] {
         absorb_pace.turn(absorb);
+        maxima_pace.turn(maxima);
         stage_pace.turn(stage);
         w.ahead.lines(accumulate_lines);
       });
     absorb.finish();
+    maxima.finish();
     stage.finish();
     rescale(w, raised);
-    if (t + kStep < end && (t + kStep - begin) % kFoldTokens == 0) fold_sums(w);
+    if (more && (t + kStep - begin) % kFoldTokens == 0) fold_sums(w);
   }
   if (j > 0) Math::accumulate(w, blocks[(j + 3) % 4], [] {});
   finish_work<Math>(w);

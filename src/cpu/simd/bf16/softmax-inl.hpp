@@ -36,20 +36,51 @@ HWY_INLINE void rescale_panel(const Work& w, float* outputs, std::int32_t panel)
     }
 }
 
-// Raises every row's reference for a scored block, and says in which panels one rose: one bit each. Their outputs are
-// to be rescaled before the block is added to them.
+// Finds every row's largest score of a scored block. A slice is 32 tokens of a panel.
+class Maxima {
+ public:
+  Maxima(const Work& w, const Block& block, bool wanted = true) : w_(w), block_(block), end_(wanted ? w.panels : 0) {
+    if (wanted) std::fill(block.best, block.best + w.panels * kPanel, kNegInf);
+  }
+
+  static std::int32_t slices(const Work& w) { return w.panels * (kStep / kPair); }
+
+  HWY_INLINE void step() {
+    if (panel_ >= end_) return;
+    const std::int32_t tokens = std::min({kPair, block_.tokens - t_, block_.extent[panel_ / 2] - t_});
+    if (tokens <= 0) {
+      t_ = 0, ++panel_;
+      return;
+    }
+    const std::int32_t* bound = w_.s.bound + panel_ * kPanel;
+    const std::int32_t first = block_.first + t_;
+    const float* scores = block_.s + (static_cast<std::int64_t>(panel_) * kStep + t_) * kPanel;
+    const __m512 best = panel_maxima(scores, first, tokens, needs_mask(bound, first + tokens), bound).raw;
+    float* row = block_.best + panel_ * kPanel;
+    _mm512_storeu_ps(row, _mm512_max_ps(best, _mm512_loadu_ps(row)));
+    t_ += kPair;
+  }
+  HWY_INLINE void finish() {
+    while (panel_ < end_) step();
+  }
+
+ private:
+  const Work& w_;
+  const Block& block_;
+  const std::int32_t end_;
+  std::int32_t panel_ = 0, t_ = 0;
+};
+
+// Raises the references of rows for a block whose maxima are known, and says in which panels one rose: one bit each.
+// Their outputs are to be rescaled before the block is added to them.
 HWY_INLINE std::uint32_t raise(Work& w, const Block& block) {
   static_assert(kMaxRows / kPanel <= 32);
   const float scale_log2 = w.piece.score_scale * kLog2e;
   std::uint32_t raised = 0;
   for (std::int32_t panel = 0; panel < w.panels; ++panel) {
-    const std::int32_t tokens = std::min(block.tokens, block.extent[panel / 2]);
-    if (tokens == 0) continue;
     const std::int32_t row = panel * kPanel;
     const PanelState state{w.s.max_log2 + row, w.s.sum + row, w.s.bound + row};
-    const bool masked = needs_mask(state.bound, block.first + tokens);
-    if (raise_panel(block.s + static_cast<std::int64_t>(panel) * kStep * kPanel, block.first, tokens, scale_log2,
-                    masked, state, w.s.factor + row))
+    if (raise_panel(VF32{_mm512_loadu_ps(block.best + row)}, scale_log2, state, w.s.factor + row))
       raised |= 1u << panel;
   }
   return raised;
