@@ -173,4 +173,10 @@ Result<Mask> parse_mask(std::string_view text) {
   return invalid("mask", "causal or none", text);
 }
 
+Result<Op> parse_op(std::string_view text) {
+  for (const Op op : {Op::decode, Op::prefill})
+    if (text == op_name(op)) return op;
+  return invalid("--op", "decode or prefill", text);
+}
+
 }  // namespace latte::cli

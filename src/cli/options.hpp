@@ -18,6 +18,7 @@ namespace latte::cli {
 
 // The attention's shape as typed. --model sets heads, widths and scale; the rest are single fields.
 struct ShapeOptions {
+  std::string op = "decode";  // of the commands that have --op
   std::int32_t heads = 16;
   std::int32_t latent = 512;
   std::int32_t rope = 64;
@@ -63,5 +64,6 @@ Result<std::int64_t> parse_bytes(std::string_view text);
 Result<KvFormat> parse_kv_format(std::string_view text);
 Result<Dtype> parse_dtype(std::string_view field, std::string_view text);
 Result<Mask> parse_mask(std::string_view text);
+Result<Op> parse_op(std::string_view text);
 
 }  // namespace latte::cli

@@ -72,7 +72,7 @@ struct Dealt {
 template <bool kKeep, class Cuts>
 Dealt deal(const PrefillStep& step, Order order, const Cuts& cuts) {
   const std::int64_t share = step.total_ticks / step.config.workers;
-  Dealer dealer(step.scratch.tree, step.config.workers);
+  Dealer dealer(step.scratch.nodes, step.config.workers);
   Dealt dealt;
   for_each_run(step, order, [&](std::int32_t u, std::int32_t head_begin, std::int32_t head_end) {
     const Unit& unit = step.unit(u);
