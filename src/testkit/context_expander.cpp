@@ -60,6 +60,7 @@ ContextExpander::ContextExpander(const Backend& backend, const PrefillBatch& bat
 }
 
 void ContextExpander::attach(PrefillArgs& args) {
+  if (batch_.description().context_tokens() == 0) return;
   args.expand = &ContextExpander::expand;
   args.user = this;
 }
@@ -72,7 +73,7 @@ void ContextExpander::reset() {
 Status ContextExpander::finished() const {
   const auto& requests = batch_.description().requests;
   for (std::size_t b = 0; b < requests.size(); ++b)
-    if (expanded_.requests[b].tokens != requests[b].context_tokens)
+    if (requests[b].query_tokens > 0 && expanded_.requests[b].tokens != requests[b].context_tokens)
       return wrong("tokens of request " + std::to_string(b), std::to_string(requests[b].context_tokens),
                    std::to_string(expanded_.requests[b].tokens));
   return {};

@@ -17,11 +17,11 @@ class ContextExpander {
  public:
   ContextExpander(const Backend& backend, const PrefillBatch& batch);
 
-  // Sets the hook in `args`; this object must outlive the call.
+  // Sets the hook in `args` if the batch has context; this object must outlive the call.
   void attach(PrefillArgs& args);
   // Starts over, for another run.
   void reset();
-  // An error unless every context token came by exactly once, in order.
+  // An error unless every context token that a query sees came by exactly once, in order.
   Status finished() const;
   std::int32_t chunks() const { return chunks_; }
   // Keys and values as they were stored.

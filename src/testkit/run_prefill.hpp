@@ -16,6 +16,7 @@ namespace latte::testkit {
 class PreparedPrefill {
  public:
   explicit PreparedPrefill(const PrefillCase& description, Fill fill = Fill::checked) : batch(description, fill) {}
+  explicit PreparedPrefill(PrefillBatch made) : batch(std::move(made)) {}
 
   // Kept for cases without context; with context the truth is that of the keys and values the hook made.
   const OracleResult& oracle(PrefillMath ran, const ExpandedContext& context = {});

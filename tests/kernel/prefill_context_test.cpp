@@ -14,7 +14,7 @@ PrefillCase context_case(KvFormat format) {
   c.heads = 2;
   c.kv_format = format;
   if (format == KvFormat::fp8_ds_mla) c.latent = 512, c.rope = 64;
-  c.requests = {{40, 40, 150}, {33, 20, 0}, {1, 1, 301}, {0, 5, 9}, {65, 65, 1}, {3, 0, 17}, {70, 90, 64}};
+  c.requests = {{40, 40, 350}, {33, 20, 0}, {1, 1, 701}, {0, 5, 9}, {65, 65, 1}, {3, 0, 17}, {30, 50, 264}};
   return c;
 }
 
@@ -28,8 +28,8 @@ TEST_P(PrefillContextTest, InChunksOfAnySizeAgreesWithTheOracle) {
       c.page_size = c.dtype == Dtype::f16 ? 7 : 16;
       c.page_form = c.dtype == Dtype::f32 ? PageForm::csr : PageForm::block_table;
       std::int32_t chunks_before = 0;
-      for (std::int32_t tokens : {1000, 217, 37}) {
-        c.context_workspace_bytes = workspace_for_chunks(backend, c, std::min(tokens, 542)).value();
+      for (std::int32_t tokens : {1333, 541, 1}) {  // all at once, most of it, and the fewest there may be
+        c.context_workspace_bytes = workspace_for_chunks(backend, c, tokens).value();
         PreparedPrefill prepared(c);
         const auto report = run_case(backend, prepared, {});
         ASSERT_TRUE(report.ok()) << c.name() << ": " << report.status().message();
@@ -44,11 +44,11 @@ TEST_P(PrefillContextTest, InChunksOfAnySizeAgreesWithTheOracle) {
 // the output.
 TEST_P(PrefillContextTest, EqualsTheUncutCallWithinRounding) {
   PrefillCase shape = context_case(KvFormat::bf16);
-  shape.requests = {{40, 40, 150}, {1, 1, 301}, {65, 65, 1}, {70, 70, 64}};
+  shape.requests = {{40, 40, 350}, {1, 1, 701}, {65, 65, 1}, {30, 30, 264}};
   for (PrefillCase c : served_dtypes(shape)) {
     c.out_dtype = Dtype::f32;
     if (!backend.supports(c.problem()).ok) continue;
-    c.context_workspace_bytes = workspace_for_chunks(backend, c, 37).value();
+    c.context_workspace_bytes = workspace_for_chunks(backend, c, 1).value();
     PreparedPrefill chunked(c);
     ContextExpander expander(backend, chunked.batch);
     auto builder = PrefillBuilder::create(backend, c.problem(), c.limits()).value();
@@ -77,7 +77,7 @@ TEST_P(PrefillContextTest, EqualsTheUncutCallWithinRounding) {
 
 TEST_P(PrefillContextTest, PlansAndPoliciesChangeNothing) {
   for (PrefillCase c : served_dtypes(context_case(KvFormat::bf16))) {
-    c.context_workspace_bytes = workspace_for_chunks(backend, c, 100).value();
+    c.context_workspace_bytes = workspace_for_chunks(backend, c, 1).value();
     PreparedPrefill prepared(c);
     for (const Policy& policy : {Policy::balanced(), Policy::uniform(3), Policy::batch_invariant(128)})
       expect_agreement(backend, prepared, {.policy = policy});
