@@ -95,7 +95,7 @@ TEST(PlanSvg, HasABarForEveryRecordAndAMarkForEveryMerge) {
 }
 
 TEST(PlanSvg, OfPrefillNamesHeadsAndQueryTokens) {
-  const Drawn drawn = draw("1q512s4k_2q100", 33, Policy::balanced(), "prompts", Op::prefill);
+  const Drawn drawn = draw("1q512s4k_2q100", 50, Policy::balanced(), "prompts", Op::prefill);
   const Plan& plan = drawn.plan.plan();
   ASSERT_GT(plan.work_meta_data[kMetaSplitTiles], 0);
   EXPECT_EQ(xml_problem(drawn.svg), "");
