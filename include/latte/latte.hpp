@@ -10,6 +10,7 @@
 #include "latte/problem.hpp"
 #include "latte/status.hpp"
 #include "latte/tensor.hpp"
+#include "latte/workspace.hpp"
 
 namespace latte {
 

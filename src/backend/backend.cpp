@@ -8,7 +8,8 @@ namespace latte {
 namespace backend {
 namespace {
 
-Status check_choice_arguments(const DecodeProblem& problem, const Limits& limits, const Policy& policy,
+template <class Problem>
+Status check_choice_arguments(const Problem& problem, const Limits& limits, const Policy& policy,
                               std::int32_t workers) {
   LATTE_RETURN_IF_ERROR(validate_problem(problem));
   LATTE_RETURN_IF_ERROR(validate_limits(limits, workers));
@@ -16,10 +17,29 @@ Status check_choice_arguments(const DecodeProblem& problem, const Limits& limits
 }
 
 // The limits may still ask for more than a plan can number.
-Result<KernelChoice> with_checked_sizes(Result<KernelChoice> choice) {
+template <class Choice>
+Result<Choice> with_checked_sizes(Result<Choice> choice) {
   if (!choice.ok()) return choice;
   if (const auto sizes = plan_sizes(choice->plan); !sizes.ok()) return sizes.status();
   return choice;
+}
+
+// Limits decide which kernel runs, not whether one does.
+template <class Problem>
+Support support_of(const Backend& backend, const Problem& problem) {
+  const auto choice = backend.choose(problem, {.max_requests = 1, .max_kv_tokens = 1});
+  if (!choice.ok()) return {.ok = false, .kernel = {}, .reason = choice.status().message()};
+  return {.ok = true, .kernel = choice->kernel, .reason = {}};
+}
+
+template <class Choice, class Problem>
+Result<Choice> choose_anywhere(const PlanTarget& target, const Problem& problem, const Limits& limits,
+                               const Policy& policy) {
+  if (target.workers < 1) return invalid("workers", ">= 1", text(target.workers));
+  LATTE_RETURN_IF_ERROR(check_choice_arguments(problem, limits, policy, target.workers));
+  if (target.backend == "cuda") return with_checked_sizes(choose_for_cuda(problem, limits, policy, target.workers));
+  if (target.backend == "cpu") return with_checked_sizes(choose_for_cpu(problem, limits, policy, target.workers));
+  return unsupported("backend", "cpu or cuda", "\"" + std::string(target.backend) + "\"");
 }
 
 }  // namespace
@@ -40,14 +60,16 @@ std::int32_t Backend::workers() const { return impl_->workers(); }
 
 bool Backend::on_device() const { return impl_->place() == backend::Place::device; }
 
-Support Backend::supports(const DecodeProblem& problem) const {
-  // Limits decide which kernel runs, not whether one does.
-  const auto choice = choose(problem, {.max_requests = 1, .max_kv_tokens = 1});
-  if (!choice.ok()) return {.ok = false, .kernel = {}, .reason = choice.status().message()};
-  return {.ok = true, .kernel = choice->kernel, .reason = {}};
-}
+Support Backend::supports(const DecodeProblem& problem) const { return backend::support_of(*this, problem); }
+
+Support Backend::supports(const PrefillProblem& problem) const { return backend::support_of(*this, problem); }
 
 Result<KernelChoice> Backend::choose(const DecodeProblem& problem, const Limits& limits, const Policy& policy) const {
+  LATTE_RETURN_IF_ERROR(backend::check_choice_arguments(problem, limits, policy, workers()));
+  return backend::with_checked_sizes(impl_->choose(problem, limits, policy));
+}
+
+Result<PrefillChoice> Backend::choose(const PrefillProblem& problem, const Limits& limits, const Policy& policy) const {
   LATTE_RETURN_IF_ERROR(backend::check_choice_arguments(problem, limits, policy, workers()));
   return backend::with_checked_sizes(impl_->choose(problem, limits, policy));
 }
@@ -68,13 +90,12 @@ Status Backend::synchronize(Stream stream) const {
 
 Result<KernelChoice> choose_for(const PlanTarget& target, const DecodeProblem& problem, const Limits& limits,
                                 const Policy& policy) {
-  if (target.workers < 1) return backend::invalid("workers", ">= 1", backend::text(target.workers));
-  LATTE_RETURN_IF_ERROR(backend::check_choice_arguments(problem, limits, policy, target.workers));
-  if (target.backend == "cuda")
-    return backend::with_checked_sizes(backend::choose_for_cuda(problem, limits, policy, target.workers));
-  if (target.backend == "cpu")
-    return backend::with_checked_sizes(backend::choose_for_cpu(problem, limits, policy, target.workers));
-  return backend::unsupported("backend", "cpu or cuda", "\"" + std::string(target.backend) + "\"");
+  return backend::choose_anywhere<KernelChoice>(target, problem, limits, policy);
+}
+
+Result<PrefillChoice> choose_for(const PlanTarget& target, const PrefillProblem& problem, const Limits& limits,
+                                 const Policy& policy) {
+  return backend::choose_anywhere<PrefillChoice>(target, problem, limits, policy);
 }
 
 }  // namespace latte

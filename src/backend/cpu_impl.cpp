@@ -1,4 +1,6 @@
-// The CPU backend: resident threads, and slots in the process's own memory.
+// The CPU backend: resident threads, and slots in the process's own memory. cpu_prefill.cpp has prefill.
+#include "backend/cpu_impl.hpp"
+
 #include <array>
 #include <new>
 #include <string>
@@ -8,7 +10,6 @@
 
 #include "backend/builder.hpp"
 #include "backend/errors.hpp"
-#include "cpu/cpu.hpp"
 #include "plan/layout.hpp"
 
 namespace latte::backend {
@@ -57,34 +58,13 @@ cpu::QueryView query_view(const DecodeProblem& problem, const DecodeArgs& args) 
   const std::size_t skip = whole ? static_cast<std::size_t>(problem.latent) * dtype_bytes(problem.q_dtype) : 0;
   return {.nope = nope.bytes(),
           .rope = rope.bytes() + skip,
+          .nope_width = problem.latent,
+          .rope_width = problem.rope,
           .nope_token_stride = nope.stride[0],
           .nope_head_stride = nope.stride[1],
           .rope_token_stride = rope.stride[0],
           .rope_head_stride = rope.stride[1],
           .dtype = problem.q_dtype};
-}
-
-cpu::CacheView cache_view(const DecodeProblem& problem, const DecodeArgs& args) {
-  const auto element_bytes = static_cast<std::int64_t>(dtype_bytes(args.kv_cache.dtype));
-  const bool lists = !args.pages.page_indptr.empty();
-  return {.data = args.kv_cache.bytes(),
-          .page_stride_bytes = args.kv_cache.stride[0] * element_bytes,
-          .token_stride_bytes = args.kv_cache.stride[1] * element_bytes,
-          .page_size = problem.page_size,
-          .format = problem.kv_format,
-          .pages = lists ? args.pages.page_indices.data() : args.pages.block_table,
-          .row_stride = lists ? 0 : args.pages.block_table_stride,
-          .indptr = lists ? args.pages.page_indptr.data() : nullptr};
-}
-
-cpu::OutputView output_view(const TensorView& out, const TensorView& lse) {
-  return {.out = out.bytes(),
-          .out_token_stride = out.stride[0],
-          .out_head_stride = out.stride[1],
-          .dtype = out.dtype,
-          .lse = static_cast<float*>(lse.data),
-          .lse_token_stride = lse.stride[0],
-          .lse_head_stride = lse.stride[1]};
 }
 
 cpu::MergePart merge_part(const Partial& part) {
@@ -148,7 +128,7 @@ class CpuStep final : public StepMemory {
                                .mask = problem.mask,
                                .lengths = lengths_,
                                .q = query_view(problem, args),
-                               .kv = cache_view(problem, args),
+                               .kv = cache_view(args.kv_cache, problem.kv_format, args.pages),
                                .out = output_view(args.out, args.lse),
                                .score_scale = args.scale * q_scale * kv_scale,
                                .value_scale = kv_scale,
@@ -171,94 +151,95 @@ class CpuStep final : public StepMemory {
   StepLengths lengths_;
 };
 
-class CpuImpl final : public Impl {
- public:
-  CpuImpl(std::int32_t threads, std::string kernel) : workers_(threads), kernel_(std::move(kernel)) {}
-
-  MachineInfo info() const override {
-    MachineInfo info{
-        .backend = "cpu", .cpu = cpu::cpu_name(), .threads = workers(), .features = cpu::feature_text(), .kernels = {}};
-    for (const cpu::KernelListing& listing : cpu::kernels())
-      info.kernels.push_back({.name = std::string(listing.name),
-                              .usable = listing.usable,
-                              .reason = listing.reason,
-                              .serves = std::string(listing.serves)});
-    return info;
-  }
-  std::int32_t workers() const override { return workers_.count(); }
-  Place place() const override { return Place::host; }
-
-  Result<KernelChoice> choose(const DecodeProblem& problem, const Limits& limits, const Policy& policy) const override {
-    return choose_kernel(kernel_, problem, limits, policy, workers());
-  }
-  std::size_t workspace_bytes(const DecodeProblem& problem, const PlanConfig& config,
-                              const PlanSizes& sizes) const override {
-    const auto kernel = find_kernel(kernel_, problem);
-    return kernel.ok() ? cpu::workspace_bytes(**kernel, problem, config, sizes) : 0;
-  }
-  Result<std::unique_ptr<StepMemory>> make_step(const Builder& builder, const BuilderOptions& options) override {
-    const auto kernel = find_kernel(kernel_, builder.problem);
-    if (!kernel.ok()) return kernel.status();
-    return std::unique_ptr<StepMemory>(std::make_unique<CpuStep>(workers_, **kernel, builder, options.own_workspace));
-  }
-  Status init_workspace(const Builder& /*builder*/, std::span<std::byte> /*workspace*/, Stream /*stream*/) override {
-    return {};
-  }
-
-  Result<PrefillChoice> choose(const PrefillProblem&, const Limits&, const Policy&) const override {
-    return unsupported("op", "decode", "prefill");
-  }
-  std::size_t prefill_workspace_bytes(const PrefillSetup&) const override { return 0; }
-  Result<std::unique_ptr<PrefillStep>> make_prefill_step(const PrefillSetup&) override {
-    return unsupported("op", "decode", "prefill");
-  }
-  Status init_prefill_workspace(const PrefillSetup&, std::byte*, Stream) override { return {}; }
-  Status gather_kv(const GatherKvArgs&) override { return unsupported("op", "decode", "gather_kv"); }
-
-  Status merge(std::span<const Partial> partials, const TensorView& out, const TensorView& lse,
-               Stream /*stream*/) override {
-    // Context parallelism and chunked prefill join a handful; only more than that goes to the heap.
-    std::array<cpu::MergePart, 32> few;
-    std::vector<cpu::MergePart> many(partials.size() > few.size() ? partials.size() : 0);
-    const std::span<cpu::MergePart> parts = many.empty() ? std::span(few).first(partials.size()) : std::span(many);
-    for (std::size_t i = 0; i < partials.size(); ++i) parts[i] = merge_part(partials[i]);
-    cpu::run_merge(workers_, parts, out.shape[0], static_cast<std::int32_t>(out.shape[1]),
-                   static_cast<std::int32_t>(out.shape[2]), output_view(out, lse));
-    return {};
-  }
-  Status write_kv(const WriteKvArgs& args) override {
-    const auto element_bytes = static_cast<std::int64_t>(dtype_bytes(args.kv_cache.dtype));
-    cpu::run_write_kv(workers_, {.kv_c = args.kv_c.bytes(),
-                                 .k_pe = args.k_pe.bytes(),
-                                 .kv_c_stride = args.kv_c.stride[0],
-                                 .k_pe_stride = args.k_pe.stride[0],
-                                 .dtype = args.kv_c.dtype,
-                                 .slots = args.slot_mapping,
-                                 .cache = args.kv_cache.bytes(),
-                                 .page_stride_bytes = args.kv_cache.stride[0] * element_bytes,
-                                 .token_stride_bytes = args.kv_cache.stride[1] * element_bytes,
-                                 .page_size = static_cast<std::int32_t>(args.kv_cache.shape[1]),
-                                 .latent = static_cast<std::int32_t>(args.kv_c.shape[1]),
-                                 .rope = static_cast<std::int32_t>(args.k_pe.shape[1]),
-                                 .format = args.format,
-                                 .kv_scale = args.kv_scale});
-    return {};
-  }
-
-  Result<Ceilings> measure_ceilings(std::string_view kernel) override {
-    const auto listing = usable_kernel(kernel);
-    if (!listing.ok()) return listing.status();
-    const cpu::MeasuredCeilings measured = cpu::measure_ceilings(workers_, *(*listing)->kernel);
-    return Ceilings{.read_gbps = measured.read_gbps, .tflops = measured.tflops};
-  }
-  Status synchronize(Stream /*stream*/) override { return {}; }
-
- private:
-  cpu::Workers workers_;
-  const std::string kernel_;  // "auto" or a name
-};
-
 }  // namespace
+
+cpu::CacheView cache_view(const ConstTensorView& cache, KvFormat format, const PageTable& pages) {
+  const auto element_bytes = static_cast<std::int64_t>(dtype_bytes(cache.dtype));
+  const bool lists = !pages.page_indptr.empty();
+  return {.data = cache.bytes(),
+          .page_stride_bytes = cache.stride[0] * element_bytes,
+          .token_stride_bytes = cache.stride[1] * element_bytes,
+          .page_size = static_cast<std::int32_t>(cache.shape[1]),
+          .format = format,
+          .pages = lists ? pages.page_indices.data() : pages.block_table,
+          .row_stride = lists ? 0 : pages.block_table_stride,
+          .indptr = lists ? pages.page_indptr.data() : nullptr};
+}
+
+cpu::OutputView output_view(const TensorView& out, const TensorView& lse) {
+  return {.out = out.bytes(),
+          .out_token_stride = out.stride[0],
+          .out_head_stride = out.stride[1],
+          .dtype = out.dtype,
+          .lse = static_cast<float*>(lse.data),
+          .lse_token_stride = lse.stride[0],
+          .lse_head_stride = lse.stride[1]};
+}
+
+MachineInfo CpuImpl::info() const {
+  MachineInfo info{
+      .backend = "cpu", .cpu = cpu::cpu_name(), .threads = workers(), .features = cpu::feature_text(), .kernels = {}};
+  for (const cpu::KernelListing& listing : cpu::kernels())
+    info.kernels.push_back({.name = std::string(listing.name),
+                            .usable = listing.usable,
+                            .reason = listing.reason,
+                            .serves = std::string(listing.serves)});
+  return info;
+}
+
+Result<KernelChoice> CpuImpl::choose(const DecodeProblem& problem, const Limits& limits, const Policy& policy) const {
+  return choose_kernel(kernel_, problem, limits, policy, workers());
+}
+
+std::size_t CpuImpl::workspace_bytes(const DecodeProblem& problem, const PlanConfig& config,
+                                     const PlanSizes& sizes) const {
+  const auto kernel = find_kernel(kernel_, problem);
+  return kernel.ok() ? cpu::workspace_bytes(**kernel, problem, config, sizes) : 0;
+}
+
+Result<std::unique_ptr<StepMemory>> CpuImpl::make_step(const Builder& builder, const BuilderOptions& options) {
+  const auto kernel = find_kernel(kernel_, builder.problem);
+  if (!kernel.ok()) return kernel.status();
+  return std::unique_ptr<StepMemory>(std::make_unique<CpuStep>(workers_, **kernel, builder, options.own_workspace));
+}
+
+Status CpuImpl::merge(std::span<const Partial> partials, const TensorView& out, const TensorView& lse,
+                      Stream /*stream*/) {
+  // Context parallelism and chunked prefill join a handful; only more than that goes to the heap.
+  std::array<cpu::MergePart, 32> few;
+  std::vector<cpu::MergePart> many(partials.size() > few.size() ? partials.size() : 0);
+  const std::span<cpu::MergePart> parts = many.empty() ? std::span(few).first(partials.size()) : std::span(many);
+  for (std::size_t i = 0; i < partials.size(); ++i) parts[i] = merge_part(partials[i]);
+  cpu::run_merge(workers_, parts, out.shape[0], static_cast<std::int32_t>(out.shape[1]),
+                 static_cast<std::int32_t>(out.shape[2]), output_view(out, lse));
+  return {};
+}
+
+Status CpuImpl::write_kv(const WriteKvArgs& args) {
+  const auto element_bytes = static_cast<std::int64_t>(dtype_bytes(args.kv_cache.dtype));
+  cpu::run_write_kv(workers_, {.kv_c = args.kv_c.bytes(),
+                               .k_pe = args.k_pe.bytes(),
+                               .kv_c_stride = args.kv_c.stride[0],
+                               .k_pe_stride = args.k_pe.stride[0],
+                               .dtype = args.kv_c.dtype,
+                               .slots = args.slot_mapping,
+                               .cache = args.kv_cache.bytes(),
+                               .page_stride_bytes = args.kv_cache.stride[0] * element_bytes,
+                               .token_stride_bytes = args.kv_cache.stride[1] * element_bytes,
+                               .page_size = static_cast<std::int32_t>(args.kv_cache.shape[1]),
+                               .latent = static_cast<std::int32_t>(args.kv_c.shape[1]),
+                               .rope = static_cast<std::int32_t>(args.k_pe.shape[1]),
+                               .format = args.format,
+                               .kv_scale = args.kv_scale});
+  return {};
+}
+
+Result<Ceilings> CpuImpl::measure_ceilings(std::string_view kernel) {
+  const auto listing = usable_kernel(kernel);
+  if (!listing.ok()) return listing.status();
+  const cpu::MeasuredCeilings measured = cpu::measure_ceilings(workers_, *(*listing)->kernel);
+  return Ceilings{.read_gbps = measured.read_gbps, .tflops = measured.tflops};
+}
 
 Result<std::shared_ptr<Impl>> open_cpu(const BackendOptions& options) {
   if (options.threads < 0 || options.threads > kMaxThreads)
@@ -274,10 +255,6 @@ Result<std::shared_ptr<Impl>> open_cpu(const BackendOptions& options) {
   } catch (const std::system_error& error) {
     return Status(Code::out_of_memory, "threads", text(threads) + " threads from the system", error.what());
   }
-}
-
-Result<PrefillChoice> choose_for_cpu(const PrefillProblem&, const Limits&, const Policy&, std::int32_t) {
-  return unsupported("op", "decode", "prefill");
 }
 
 Result<KernelChoice> choose_for_cpu(const DecodeProblem& problem, const Limits& limits, const Policy& policy,

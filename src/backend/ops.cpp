@@ -23,4 +23,12 @@ Status write_kv(const Backend& backend, const WriteKvArgs& args) {
   return backend.impl().write_kv(args);
 }
 
+Status gather_kv(const Backend& backend, const GatherKvArgs& args) {
+  const backend::Place place = backend.impl().place();
+  LATTE_RETURN_IF_ERROR(backend::validate_stream(place, args.stream));
+  LATTE_RETURN_IF_ERROR(backend::validate_gather_kv_args(args, place));
+  if (args.tokens == 0) return {};
+  return backend.impl().gather_kv(args);
+}
+
 }  // namespace latte

@@ -7,12 +7,14 @@
 
 #include "latte/decode.hpp"
 #include "latte/ops.hpp"
+#include "latte/prefill.hpp"
 #include "latte/problem.hpp"
 #include "latte/status.hpp"
 
 namespace latte::backend {
 
 inline constexpr std::size_t kWorkspaceAlignment = 64;
+inline constexpr std::size_t kPrefillWorkspaceAlignment = 256;
 
 // Where the tensors and tables of a call lie. Of what a device holds, the host sees addresses and shapes only.
 enum class Place : std::uint8_t { host, device };
@@ -50,18 +52,58 @@ struct PlannedStep {
   }
 };
 
+// Which tokens of a paged cache a call reads, as far as the host knows.
+struct PageDemand {
+  PageDemand(Place where, std::int32_t tokens_a_page, std::int64_t request_count, bool known)
+      : place(where), page_size(tokens_a_page), requests(request_count), lengths_known(known) {}
+  virtual ~PageDemand() = default;
+  // Of a request's tokens the first so many may be read. Asked only where lengths are known.
+  virtual std::int64_t tokens(std::size_t request) const = 0;
+  std::int64_t known_requests() const { return lengths_known ? requests : 0; }
+
+  const Place place;
+  const std::int32_t page_size;
+  const std::int64_t requests;
+  const bool lengths_known;
+};
+
 Status validate_decode_args(const PlannedStep& step, const DecodeArgs& args);
 // Its parts, each of which can be asked alone.
 Status validate_query(const PlannedStep& step, const DecodeArgs& args);
 Status validate_outputs(const PlannedStep& step, const TensorView& out, const TensorView& lse);
+Status validate_pages(const PageDemand& demand, const PageTable& pages, std::int64_t page_count);
 Status validate_pages(const PlannedStep& step, const PageTable& pages, std::int64_t page_count);
 Status validate_cache(const DecodeProblem& problem, const ConstTensorView& cache, Place place = Place::host);
 Status validate_kv_scale(KvFormat format, float kv_scale);
 Status validate_scales(const PlannedStep& step, const DecodeArgs& args);
-Status validate_workspace(std::span<std::byte> workspace, std::size_t bytes);
+Status validate_workspace(std::span<std::byte> workspace, std::size_t bytes,
+                          std::size_t alignment = kWorkspaceAlignment);
+Status validate_scale(const char* field, float value);
+
+// A planned prefill step, as far as the arguments of prefill() must fit it.
+struct PlannedPrefill {
+  const PrefillProblem& problem;
+  std::span<const std::int32_t> query_start;
+  std::span<const std::int32_t> kv_start;
+  std::span<const std::int32_t> context_lens;
+  std::int32_t chunks = 0;
+  std::size_t workspace_bytes = 0;
+  bool owns_workspace = false;
+  Place place = Place::host;
+
+  std::int32_t query_tokens() const { return query_start.empty() ? 0 : query_start.back(); }
+  std::int32_t kv_tokens() const { return kv_start.empty() ? 0 : kv_start.back(); }
+};
+
+Status validate_problem(const PrefillProblem& problem);
+// All of a step's lengths. `limits` are resolved, and `context` too; null = there is none.
+Status validate_lengths(const PrefillLengths& lengths, const Limits& limits, std::int32_t heads,
+                        const PrefillContext* context);
+Status validate_prefill_args(const PlannedPrefill& step, const PrefillArgs& args);
 
 Status validate_merge_args(std::span<const Partial> partials, const TensorView& out, const TensorView& lse,
                            Place place = Place::host);
 Status validate_write_kv_args(const WriteKvArgs& args, Place place = Place::host);
+Status validate_gather_kv_args(const GatherKvArgs& args, Place place = Place::host);
 
 }  // namespace latte::backend

@@ -9,11 +9,6 @@
 namespace latte::backend {
 namespace {
 
-Status check_scale(const char* field, float value) {
-  if (std::isfinite(value) && value > 0) return {};
-  return invalid(field, "a finite number > 0", text(value));
-}
-
 Status check_workspace(const PlannedStep& step, std::span<std::byte> workspace) {
   if (workspace.empty()) {
     if (step.owns_workspace) return {};
@@ -25,11 +20,16 @@ Status check_workspace(const PlannedStep& step, std::span<std::byte> workspace) 
 
 }  // namespace
 
-Status validate_workspace(std::span<std::byte> workspace, std::size_t bytes) {
+Status validate_scale(const char* field, float value) {
+  if (std::isfinite(value) && value > 0) return {};
+  return invalid(field, "a finite number > 0", text(value));
+}
+
+Status validate_workspace(std::span<std::byte> workspace, std::size_t bytes, std::size_t alignment) {
   if (workspace.data() == nullptr) return missing("workspace", "a pointer", "null");
   if (workspace.size() < bytes) return invalid("workspace", ">= " + text(bytes) + " bytes", text(workspace.size()));
-  if (reinterpret_cast<std::uintptr_t>(workspace.data()) % kWorkspaceAlignment != 0)
-    return invalid("workspace", "an address that is a multiple of 64", "a misaligned one");
+  if (reinterpret_cast<std::uintptr_t>(workspace.data()) % alignment != 0)
+    return invalid("workspace", "an address that is a multiple of " + text(alignment), "a misaligned one");
   return {};
 }
 
@@ -91,7 +91,7 @@ Status validate_outputs(const PlannedStep& step, const TensorView& out, const Te
 }
 
 Status validate_kv_scale(KvFormat format, float kv_scale) {
-  LATTE_RETURN_IF_ERROR(check_scale("kv_scale", kv_scale));
+  LATTE_RETURN_IF_ERROR(validate_scale("kv_scale", kv_scale));
   // A scale that would be ignored is a caller who expects another result.
   if (format != KvFormat::fp8_e4m3 && kv_scale != 1)
     return invalid("kv_scale", std::string("1, as the cache is ") + kv_format_name(format), text(kv_scale));
@@ -100,14 +100,14 @@ Status validate_kv_scale(KvFormat format, float kv_scale) {
 
 Status validate_scales(const PlannedStep& step, const DecodeArgs& args) {
   const DecodeProblem& problem = step.problem;
-  LATTE_RETURN_IF_ERROR(check_scale("scale", args.scale));
+  LATTE_RETURN_IF_ERROR(validate_scale("scale", args.scale));
   // What lies behind a device's address cannot be looked at, and only fp8 has a use for it.
   if (step.place == Place::device && (args.q_scale_ptr != nullptr || args.kv_scale_ptr != nullptr))
     return unsupported(args.q_scale_ptr != nullptr ? "q_scale_ptr" : "kv_scale_ptr",
                        "null: scales by address come with fp8 caches", "an address");
   const float q_scale = args.q_scale_ptr ? *args.q_scale_ptr : args.q_scale;
   const float kv_scale = args.kv_scale_ptr ? *args.kv_scale_ptr : args.kv_scale;
-  LATTE_RETURN_IF_ERROR(check_scale("q_scale", q_scale));
+  LATTE_RETURN_IF_ERROR(validate_scale("q_scale", q_scale));
   if (problem.q_dtype != Dtype::fp8_e4m3 && q_scale != 1)
     return invalid("q_scale", std::string("1, as q is ") + dtype_name(problem.q_dtype), text(q_scale));
   LATTE_RETURN_IF_ERROR(validate_kv_scale(problem.kv_format, kv_scale));

@@ -59,7 +59,73 @@ Status check_slots(std::span<const std::int64_t> slots, std::int64_t tokens, std
   return {};
 }
 
+// Rows of out_start, as far as the host can read it.
+class GatherDemand final : public PageDemand {
+ public:
+  GatherDemand(const GatherKvArgs& args, Place where)
+      : PageDemand(where, static_cast<std::int32_t>(args.kv_cache.shape[1]),
+                   static_cast<std::int64_t>(args.out_start.size()) - 1, where == Place::host),
+        args_(args) {}
+  std::int64_t tokens(std::size_t request) const override {
+    const std::int64_t rows = std::int64_t{args_.out_start[request + 1]} - args_.out_start[request];
+    return rows > 0 ? args_.first_token + rows : 0;
+  }
+
+ private:
+  const GatherKvArgs& args_;
+};
+
+Status check_out_start(const GatherKvArgs& args, Place place) {
+  const std::span<const std::int32_t> starts = args.out_start;
+  if (starts.empty()) return missing("out_start", "B + 1 entries");
+  if (starts.data() == nullptr) return missing("out_start", "a pointer", "null");
+  if (place == Place::device) return {};
+  if (starts[0] != 0) return invalid("out_start[0]", "0", text(starts[0]));
+  for (std::size_t b = 0; b + 1 < starts.size(); ++b) {
+    if (starts[b + 1] < starts[b])
+      return invalid("out_start[" + text(b + 1) + "]", ">= " + text(starts[b]), text(starts[b + 1]));
+    if (starts[b + 1] - starts[b] > std::numeric_limits<std::int32_t>::max() - args.first_token)
+      return invalid("first_token", "token positions below 2^31", text(args.first_token));
+  }
+  if (starts.back() != args.tokens)
+    return invalid("tokens", text(starts.back()) + ", the last of out_start", text(args.tokens));
+  return {};
+}
+
 }  // namespace
+
+Status validate_gather_kv_args(const GatherKvArgs& args, Place place) {
+  if (args.format > KvFormat::fp8_ds_mla)
+    return invalid("format", "a KvFormat", text(static_cast<std::int64_t>(args.format)));
+  if (args.first_token < 0) return invalid("first_token", ">= 0", text(args.first_token));
+  if (args.tokens < 0) return invalid("tokens", ">= 0", text(args.tokens));
+  LATTE_RETURN_IF_ERROR(check_out_start(args, place));
+  const TensorView& out = args.out;
+  LATTE_RETURN_IF_ERROR(check_view(out, {.field = "out",
+                                         .rank = 2,
+                                         .shape = {args.tokens, out.shape[1]},
+                                         .dtypes = kFloatDtypes,
+                                         .align_bytes = required_alignment(place)}));
+  constexpr std::int64_t kMaxWidth = 1 << 14;
+  if (out.shape[1] < 16 || out.shape[1] > kMaxWidth || out.shape[1] % 16 != 0)
+    return unsupported("out", "rows of a multiple of 16 up to " + text(kMaxWidth) + " values", text(out.shape[1]));
+  if (args.format == KvFormat::fp8_ds_mla && out.shape[1] != 576)
+    return invalid("out", "rows of 576 values, as fp8_ds_mla has", text(out.shape[1]));
+  if (!rows_disjoint(args.tokens, out.stride[0], 1, 0, out.shape[1]))
+    return invalid("out", "rows that do not overlap", "stride " + text(out.stride[0]));
+  if (args.kv_cache.rank == 3 && (args.kv_cache.shape[1] < 1 || !fits_int32(args.kv_cache.shape[1])))
+    return invalid("kv_cache", "pages of at least one token", text(args.kv_cache.shape[1]));
+  // Only the sum of the two widths matters here.
+  const DecodeProblem cache{
+      .heads = 1,
+      .latent = static_cast<std::int32_t>(out.shape[1]),
+      .rope = 0,
+      .kv_format = args.format,
+      .page_size = args.kv_cache.rank == 3 ? static_cast<std::int32_t>(args.kv_cache.shape[1]) : 1};
+  LATTE_RETURN_IF_ERROR(validate_cache(cache, args.kv_cache, place));
+  LATTE_RETURN_IF_ERROR(validate_kv_scale(args.format, args.kv_scale));
+  return validate_pages(GatherDemand(args, place), args.pages, args.kv_cache.shape[0]);
+}
 
 Status validate_merge_args(std::span<const Partial> partials, const TensorView& out, const TensorView& lse,
                            Place place) {

@@ -1,7 +1,8 @@
-// latte bench: decode times next to what this machine can do at best, measured in the same run.
+// latte bench: times of decode or prefill next to what this machine can do at best, measured in the same run.
 #include "cli/bench.hpp"
 
 #include <map>
+#include <variant>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -19,7 +20,6 @@ namespace {
 
 struct BenchOptions {
   std::vector<std::string> specs;
-  std::string op = "decode";
   std::string policy = "balanced";
   std::string working_set = "0";
   std::int32_t repeats = 0;
@@ -33,9 +33,10 @@ struct BenchOptions {
 
 // Everything that can be wrong with the options, found before anything is measured.
 struct BenchPlan {
+  // A row to measure, of one op or the other.
   struct Row {
     BatchSpec spec;
-    Shape shape;
+    std::variant<testkit::DecodeCase, testkit::PrefillCase> description;
   };
   std::vector<Row> rows;
   BenchSettings settings;
@@ -43,7 +44,8 @@ struct BenchPlan {
 
 Result<BenchPlan> prepare(const BenchOptions& options) {
   BenchPlan plan;
-  if (options.op != "decode") return Status(Code::unsupported, "--op", "decode", fmt::format("'{}'", options.op));
+  const Result<Op> op = parse_op(options.shape.op);
+  if (!op) return op.status();
   for (const std::string& text : options.specs) {
     const Result<BatchSpec> spec = parse_batch_spec(text);
     if (!spec) return spec.status();
@@ -52,9 +54,15 @@ Result<BenchPlan> prepare(const BenchOptions& options) {
         ShapeOptions one = options.shape;
         one.heads = heads;
         one.page = page;
-        const Result<Shape> shape = resolve(one);
-        if (!shape) return shape.status();
-        plan.rows.push_back({*spec, *shape});
+        if (*op == Op::prefill) {
+          const Result<PrefillShape> shape = resolve_prefill(one);
+          if (!shape) return shape.status();
+          plan.rows.push_back({*spec, make_case(*spec, *shape)});
+        } else {
+          const Result<Shape> shape = resolve(one);
+          if (!shape) return shape.status();
+          plan.rows.push_back({*spec, make_case(*spec, *shape)});
+        }
       }
   }
   const Result<Policy> policy = parse_policy(options.policy);
@@ -95,13 +103,13 @@ std::string machine_text(const MachineInfo& info, const Ceilings& ceilings) {
 
 void print_json(const BenchRow& row, const Ceilings& ceilings, const MachineInfo& info) {
   nlohmann::ordered_json json = {
-      {"op", "decode"},
+      {"op", op_name(row.op)},
       {"backend", info.backend},
       {"kernel", row.kernel},
       {"spec", row.spec},
-      {"heads", row.description.heads},
-      {"page", row.description.page_size},
-      {"kv", kv_format_name(row.description.kv_format)},
+      {"heads", row.heads},
+      {"page", row.page},
+      {"kv", row.kv},
       {"policy", policy_text(row.policy)},
       {"time_us", row.time.median_us},
       {"spread_us", row.time.spread_us},
@@ -116,6 +124,7 @@ void print_json(const BenchRow& row, const Ceilings& ceilings, const MachineInfo
       {"machine", machine_text(info, ceilings)},
       {"commit", kCommit},
   };
+  if (row.op == Op::prefill) json["math"] = row.math;
   if (row.on_device) {
     json["plan_host_us"] = row.plan_host.median_us;
     json["overlap"] = row.overlap ? "on" : "off";
@@ -125,9 +134,13 @@ void print_json(const BenchRow& row, const Ceilings& ceilings, const MachineInfo
   fmt::print("{}\n", json.dump());
 }
 
-// A device's ceilings are the same for all its kernels.
-std::string ceiling_key(const MachineInfo& info, const std::string& kernel) {
-  return info.device.empty() ? "kernel " + kernel : info.device;
+// A device's ceilings are the same for all its kernels that multiply the same kind of numbers.
+std::string ceiling_key(const MachineInfo& info, const std::string& kernel, const std::string& math) {
+  if (info.device.empty()) return "kernel " + kernel;
+  return math == "fp8" ? info.device + ", fp8" : info.device;
+}
+std::string ceiling_key(const MachineInfo& info, const BenchRow& row) {
+  return ceiling_key(info, row.kernel, row.math);
 }
 
 void print_text(const std::vector<BenchRow>& rows, const std::map<std::string, TwoCeilings>& ceilings,
@@ -139,21 +152,46 @@ void print_text(const std::vector<BenchRow>& rows, const std::map<std::string, T
         "ceilings for {}: reads {:.1f} GB/s (before) {:.1f} (after), arithmetic {:.4g} TFLOP/s (before) {:.4g} "
         "(after)\n",
         kernel, two.before.read_gbps, two.after.read_gbps, two.before.tflops, two.after.tflops);
-  std::vector<std::string> headings = {"spec",     "kernel",    "policy",     ">heads",   ">page",
-                                       "kv",       ">time us",  ">spread us", ">plan us", ">GB/s",
-                                       ">TFLOP/s", ">floor us", ">time/floor"};
+  const bool prefill = !rows.empty() && rows.front().op == Op::prefill;
+  std::vector<std::string> headings = {"spec",
+                                       "kernel",
+                                       "policy",
+                                       ">heads",
+                                       prefill ? "math" : ">page",
+                                       prefill ? "dtype" : "kv",
+                                       ">time us",
+                                       ">spread us",
+                                       ">plan us",
+                                       ">GB/s",
+                                       ">TFLOP/s",
+                                       ">floor us",
+                                       ">time/floor"};
   if (!info.device.empty()) headings.push_back(">host plan us");
   Table table(headings);
   for (const BenchRow& row : rows) {
-    const Ceilings best = ceilings.at(ceiling_key(info, row.kernel)).best();
-    table.add({row.spec, row.kernel, policy_text(row.policy), fmt::format("{}", row.description.heads),
-               fmt::format("{}", row.description.page_size), kv_format_name(row.description.kv_format),
+    const Ceilings best = ceilings.at(ceiling_key(info, row)).best();
+    table.add({row.spec, row.kernel, policy_text(row.policy), fmt::format("{}", row.heads),
+               row.op == Op::prefill ? row.math : fmt::format("{}", row.page), row.kv,
                fmt::format("{:.1f}", row.time.median_us), fmt::format("{:.1f}", row.time.spread_us),
                fmt::format("{:.2f}", row.plan.median_us), fmt::format("{:.2f}", row.gbps()),
                fmt::format("{:.4f}", row.tflops()), fmt::format("{:.1f}", row.floor_us(best)),
                fmt::format("{:.2f}", row.over_floor(best)), fmt::format("{:.2f}", row.plan_host.median_us)});
   }
   fmt::print("{}", table.text());
+}
+
+// The kernel that will run a row and the arithmetic it uses (prefill), to measure its ceilings.
+struct Chosen {
+  std::string kernel, math;
+};
+template <class Case>
+Result<Chosen> choose(const Backend& backend, const Case& description, const Policy& policy) {
+  const auto choice = backend.choose(description.problem(), description.limits(), policy);
+  if (!choice) return choice.status();
+  if constexpr (std::is_same_v<Case, testkit::PrefillCase>)
+    return Chosen{choice->kernel, prefill_math_name(choice->math)};
+  else
+    return Chosen{choice->kernel, ""};
 }
 
 int run(const BenchOptions& options) {
@@ -166,9 +204,10 @@ int run(const BenchOptions& options) {
   const MachineInfo info = backend->info();
   std::map<std::string, std::string> kernels;  // whose ceilings are measured, by ceiling_key
   for (const BenchPlan::Row& row : plan->rows) {
-    const Support support = backend->supports(row.shape.problem);
-    if (!support.ok) return fail(support.reason);
-    kernels.try_emplace(ceiling_key(info, support.kernel), support.kernel);
+    const Result<Chosen> chosen = std::visit(
+        [&](const auto& description) { return choose(*backend, description, plan->settings.policy); }, row.description);
+    if (!chosen) return fail(chosen.status());
+    kernels.try_emplace(ceiling_key(info, chosen->kernel, chosen->math), chosen->kernel);
   }
 
   std::map<std::string, TwoCeilings> ceilings;
@@ -186,16 +225,19 @@ int run(const BenchOptions& options) {
     progress.step(0, "this machine's ceilings");
     if (const Status status = measure_ceilings(&TwoCeilings::before); !status.ok()) return fail(status);
     for (std::size_t i = 0; i < plan->rows.size(); ++i) {
-      const auto& [spec, shape] = plan->rows[i];
+      const BatchSpec& spec = plan->rows[i].spec;
       progress.step(i + 1, spec.text);
-      const testkit::DecodeCase description = make_case(spec, shape);
-      Result<BenchRow> row = backend->on_device() ? measure_on_device(*backend, spec, description, plan->settings)
-                                                  : measure(*backend, spec, description, plan->settings);
+      Result<BenchRow> row = std::visit(
+          [&](const auto& description) {
+            return backend->on_device() ? measure_on_device(*backend, spec, description, plan->settings)
+                                        : measure(*backend, spec, description, plan->settings);
+          },
+          plan->rows[i].description);
       if (!row) {
         progress.clear();
         return fail(row.status());
       }
-      kernels.try_emplace(ceiling_key(info, row->kernel), row->kernel);
+      kernels.try_emplace(ceiling_key(info, *row), row->kernel);
       rows.push_back(std::move(*row));
     }
     progress.step(plan->rows.size() + 1, "the ceilings again");
@@ -205,7 +247,7 @@ int run(const BenchOptions& options) {
     print_text(rows, ceilings, info);
     return kExitOk;
   }
-  for (const BenchRow& row : rows) print_json(row, ceilings.at(ceiling_key(info, row.kernel)).best(), info);
+  for (const BenchRow& row : rows) print_json(row, ceilings.at(ceiling_key(info, row)).best(), info);
   return kExitOk;
 }
 
@@ -213,9 +255,9 @@ int run(const BenchOptions& options) {
 
 void add_bench(CLI::App& app, Action& action) {
   auto options = std::make_shared<BenchOptions>();
-  CLI::App* command = app.add_subcommand("bench", "Measure decode against ceilings measured in the same run");
+  CLI::App* command =
+      app.add_subcommand("bench", "Measure decode or prefill against ceilings measured in the same run");
   command->add_option("--spec", options->specs, "One or more batches, like 16q1s4k_4q4s1k")->required();
-  command->add_option("--op", options->op, "decode")->capture_default_str();
   command->add_option("--policy", options->policy, "balanced, uniform:N or batch_invariant[:TOKENS]")
       ->capture_default_str();
   command
@@ -230,6 +272,7 @@ void add_bench(CLI::App& app, Action& action) {
                    "Device: on lets a call's kernel start while the one before it ends (dependent launch)")
       ->capture_default_str();
   command->add_flag("--json", options->json, "One JSON object a row on stdout");
+  options->shape.add_ops_to(*command);
   options->shape.add_to(*command, &options->sweeps);
   options->backend.add_to(*command);
   command->footer(
@@ -237,10 +280,13 @@ void add_bench(CLI::App& app, Action& action) {
       "On a device a graph of many calls is replayed: time is that of a replay over its calls, plan the planning\n"
       "kernel's, the same way; calls follow each other on the same buffers unless --working-set asks for more.\n"
       "floor = max(FLOPs / arithmetic ceiling, bytes / read ceiling); bytes = KV once, q and out.\n"
+      "prefill: 8q1k is 8 prompts of 1024 tokens; q, k and v have --dtype, widths are 192 and 128, there are no "
+      "pages.\n"
       "Examples:\n"
       "  latte bench --spec 16q1s4k_4q4s1k --heads 16 --page 64 --kv bf16\n"
       "  latte bench --spec 8q1s8k 32q1s2k --model deepseek-v3 --tp 8 --working-set 1G --json\n"
       "  latte bench --spec 1q1s64k_15q1s1k --policy uniform:1\n"
+      "  latte bench --op prefill --spec 8q1k 1q16k_15q512 --heads 16 --dtype fp8 --backend cuda\n"
       "  latte bench --spec 64q1s4k 128q1s4k --heads 16 128 --page 64 --backend cuda --json");
   command->callback([options, &action] { action = [options] { return run(*options); }; });
 }

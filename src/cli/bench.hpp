@@ -9,6 +9,7 @@
 #include "cli/batch_spec.hpp"
 #include "latte/backend.hpp"
 #include "testkit/case.hpp"
+#include "testkit/prefill_case.hpp"
 
 namespace latte::cli {
 
@@ -21,7 +22,7 @@ Timing summarize(std::span<double> samples_us);
 
 struct BenchSettings {
   Policy policy;
-  std::int64_t working_set_bytes = 0;  // KV bytes to read before any is read again
+  std::int64_t working_set_bytes = 0;  // bytes of KV (prefill: of all inputs) to read before any is read again
   std::int32_t repeats = 0;            // exactly so many; 0 = by time
   double min_seconds = 0.5;
   bool overlap = false;  // device: DecodeArgs::overlap_previous
@@ -29,12 +30,17 @@ struct BenchSettings {
 
 // One measured case. Rates and floor follow from it and the ceilings.
 struct BenchRow {
+  Op op = Op::decode;
   std::string spec;  // as it was typed
   std::string kernel;
-  testkit::DecodeCase description;
+  std::int32_t heads = 0;
+  std::int32_t page = 0;  // prefill: 0
+  std::string kv;         // cache format; prefill: dtype of q, k and v
+  std::string math;       // prefill: half or fp8
   Policy policy;
   Timing time, plan;
-  Timing plan_host;  // device: planning on the host and queueing the upload, while `plan` is the kernel's time
+  // Device: planning on the host and queueing the upload, while `plan` is the kernel's time. Prefill has only this.
+  Timing plan_host;
   bool on_device = false, overlap = false;
   std::int64_t working_set_bytes = 0;
   double bytes = 0;
@@ -56,7 +62,20 @@ Result<BenchRow> measure(const Backend& backend, const BatchSpec& spec, const te
 Result<BenchRow> measure_on_device(const Backend& backend, const BatchSpec& spec,
                                    const testkit::DecodeCase& description, const BenchSettings& settings);
 
-// Copies of the case that fill a working set: reading them in turn defeats the caches.
-Result<std::int32_t> working_set_copies(const testkit::DecodeCase& description, std::int64_t working_set_bytes);
+// Prefill, the same way.
+Result<BenchRow> measure(const Backend& backend, const BatchSpec& spec, const testkit::PrefillCase& description,
+                         const BenchSettings& settings);
+Result<BenchRow> measure_on_device(const Backend& backend, const BatchSpec& spec,
+                                   const testkit::PrefillCase& description, const BenchSettings& settings);
+
+// How often `bytes` make up a working set: reading so many copies in turn defeats the caches.
+Result<std::int32_t> working_set_copies(double bytes, std::int64_t working_set_bytes);
+// What --working-set counts.
+double rotating_bytes(const testkit::DecodeCase& description);
+double rotating_bytes(const testkit::PrefillCase& description);
+
+// What is known of a row before it is measured.
+BenchRow make_row(const BatchSpec& spec, const testkit::DecodeCase& description, const BenchSettings& settings);
+BenchRow make_row(const BatchSpec& spec, const testkit::PrefillCase& description, const BenchSettings& settings);
 
 }  // namespace latte::cli

@@ -8,12 +8,14 @@
 #include "cli/bench.hpp"
 #include "latte/latte.hpp"
 #include "testkit/device_batch.hpp"
+#include "testkit/device_prefill.hpp"
 
 namespace latte::cli {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 using testkit::DeviceBatch;
+using testkit::DevicePrefill;
 
 constexpr int kHostPlanSamples = 51;
 constexpr double kReplayUs = 10'000;  // of calls in one graph: long beside the launch of the graph itself
@@ -91,9 +93,10 @@ class GraphBench {
   Timer timer_;
 };
 
-Result<std::vector<DeviceBatch>> make_batches(const Backend& backend, const testkit::DecodeCase& description,
-                                              std::int64_t working_set_bytes) {
-  const Result<std::int32_t> copies = working_set_copies(description, working_set_bytes);
+template <class Batch, class Case>
+Result<std::vector<Batch>> make_batches(const Backend& backend, const Case& description,
+                                        std::int64_t working_set_bytes) {
+  const Result<std::int32_t> copies = working_set_copies(rotating_bytes(description), working_set_bytes);
   if (!copies) return copies.status();
   const Result<std::size_t> free = free_memory(backend);
   if (!free) return free.status();
@@ -101,11 +104,11 @@ Result<std::vector<DeviceBatch>> make_batches(const Backend& backend, const test
     return Status(Code::out_of_memory, "device memory",
                   fmt::format("{:.1f} GiB for the tensors", *copies * description.bytes() / (1 << 30)),
                   fmt::format("{:.1f} GiB free", static_cast<double>(*free) / (1 << 30)));
-  std::vector<DeviceBatch> batches;
-  testkit::DecodeCase copy = description;
+  std::vector<Batch> batches;
+  Case copy = description;
   for (std::int32_t i = 0; i < *copies; ++i) {
     copy.seed = description.seed + static_cast<std::uint64_t>(i);
-    Result<DeviceBatch> batch = DeviceBatch::random(backend, copy);
+    Result<Batch> batch = Batch::random(backend, copy);
     if (!batch) return batch.status();
     batches.push_back(std::move(*batch));
   }
@@ -113,8 +116,8 @@ Result<std::vector<DeviceBatch>> make_batches(const Backend& backend, const test
 }
 
 // Planning on the host and queueing its upload; the device is idle when each begins.
-Result<Timing> measure_host_plan(const Backend& backend, MetadataBuilder& builder, const StepLengths& lengths,
-                                 Stream stream) {
+template <class Builder, class Lengths>
+Result<Timing> measure_host_plan(const Backend& backend, Builder& builder, const Lengths& lengths, Stream stream) {
   std::vector<double> samples;
   for (int i = 0; i < kHostPlanSamples; ++i) {
     const Clock::time_point start = Clock::now();
@@ -134,7 +137,8 @@ Result<BenchRow> measure_on_device(const Backend& backend, const BatchSpec& spec
   if (!builder) return builder.status();
   const Result<GraphBench> bench = GraphBench::create(backend);
   if (!bench) return bench.status();
-  const Result<std::vector<DeviceBatch>> batches = make_batches(backend, description, settings.working_set_bytes);
+  const Result<std::vector<DeviceBatch>> batches =
+      make_batches<DeviceBatch>(backend, description, settings.working_set_bytes);
   if (!batches) return batches.status();
   const BatchLengths lengths = batch_lengths(spec);
   const Stream stream = bench->stream();
@@ -158,18 +162,53 @@ Result<BenchRow> measure_on_device(const Backend& backend, const BatchSpec& spec
       });
   if (!time) return time.status();
   if (const Status status = backend.synchronize(stream); !status.ok()) return status;
-  return BenchRow{.spec = spec.text,
-                  .kernel = builder->kernel(),
-                  .description = description,
-                  .policy = settings.policy,
-                  .time = *time,
-                  .plan = *plan,
-                  .plan_host = *plan_host,
-                  .on_device = true,
-                  .overlap = settings.overlap,
-                  .working_set_bytes = settings.working_set_bytes,
-                  .bytes = description.bytes(),
-                  .flops = visible_flops(description)};
+  BenchRow row = make_row(spec, description, settings);
+  row.kernel = builder->kernel();
+  row.time = *time;
+  row.plan = *plan;
+  row.plan_host = *plan_host;
+  row.on_device = true;
+  row.overlap = settings.overlap;
+  return row;
+}
+
+Result<BenchRow> measure_on_device(const Backend& backend, const BatchSpec& spec,
+                                   const testkit::PrefillCase& description, const BenchSettings& settings) {
+  Result<PrefillBuilder> builder =
+      PrefillBuilder::create(backend, description.problem(), description.limits(), {.policy = settings.policy});
+  if (!builder) return builder.status();
+  const Result<GraphBench> bench = GraphBench::create(backend);
+  if (!bench) return bench.status();
+  const Result<std::vector<DevicePrefill>> batches =
+      make_batches<DevicePrefill>(backend, description, settings.working_set_bytes);
+  if (!batches) return batches.status();
+  std::vector<std::int32_t> query_start{0}, kv_start{0};
+  for (const testkit::PrefillRequest& request : description.requests) {
+    query_start.push_back(query_start.back() + request.query_tokens);
+    kv_start.push_back(kv_start.back() + request.kv_tokens);
+  }
+  const PrefillLengths lengths{.query_start = query_start, .kv_start = kv_start};
+  const Stream stream = bench->stream();
+  const Result<Timing> plan = measure_host_plan(backend, *builder, lengths, stream);
+  if (!plan) return plan.status();
+  const Result<PrefillMetadata> metadata = builder->build(0, lengths, stream);
+  if (!metadata) return metadata.status();
+  if (const Status status = backend.synchronize(stream); !status.ok()) return status;
+  const Result<Timing> time =
+      bench->measure(settings, static_cast<std::int32_t>(batches->size()), [&](std::int32_t call) {
+        PrefillArgs args = (*batches)[static_cast<std::size_t>(call) % batches->size()].args();
+        args.stream = stream;
+        return prefill(*metadata, args);
+      });
+  if (!time) return time.status();
+  if (const Status status = backend.synchronize(stream); !status.ok()) return status;
+  BenchRow row = make_row(spec, description, settings);
+  row.kernel = builder->kernel();
+  row.math = prefill_math_name(builder->math());
+  row.time = *time;
+  row.plan = row.plan_host = *plan;
+  row.on_device = true;
+  return row;
 }
 
 }  // namespace latte::cli

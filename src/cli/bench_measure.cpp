@@ -1,15 +1,17 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <memory>
+#include <type_traits>
+#include <vector>
 
 #include <fmt/format.h>
 
 #include "cli/bench.hpp"
 #include "cli/spec_case.hpp"
-#include "latte/decode.hpp"
+#include "latte/latte.hpp"
 #include "testkit/batch.hpp"
 #include "testkit/oracle.hpp"
+#include "testkit/prefill_batch.hpp"
 
 namespace latte::cli {
 namespace {
@@ -23,12 +25,6 @@ double since_us(Clock::time_point start) {
   return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
 }
 
-double kv_bytes(const testkit::DecodeCase& description) {
-  return static_cast<double>(description.kv_tokens()) *
-         static_cast<double>(kv_token_elements(description.kv_format, description.latent, description.rope)) *
-         static_cast<double>(dtype_bytes(kv_element_dtype(description.kv_format)));
-}
-
 double quantile(std::span<const double> sorted, double q) {
   const double position = q * static_cast<double>(sorted.size() - 1);
   const auto below = static_cast<std::size_t>(position);
@@ -37,13 +33,13 @@ double quantile(std::span<const double> sorted, double q) {
 }
 
 // Copies of the case in memory of their own, so that a round over them touches the whole working set.
-Result<std::vector<testkit::DecodeBatch>> make_batches(const testkit::DecodeCase& description,
-                                                       std::int64_t working_set) {
-  const Result<std::int32_t> copies = working_set_copies(description, working_set);
+template <class Batch, class Case>
+Result<std::vector<Batch>> make_batches(const Case& description, std::int64_t working_set) {
+  const Result<std::int32_t> copies = working_set_copies(rotating_bytes(description), working_set);
   if (!copies) return copies.status();
   if (Status status = check_memory(*copies * description.bytes()); !status.ok()) return status;
-  std::vector<testkit::DecodeBatch> batches;
-  testkit::DecodeCase copy = description;
+  std::vector<Batch> batches;
+  Case copy = description;
   for (std::int32_t i = 0; i < *copies; ++i) {
     copy.seed = description.seed + static_cast<std::uint64_t>(i);
     batches.emplace_back(copy, testkit::Fill::fast);
@@ -51,15 +47,104 @@ Result<std::vector<testkit::DecodeBatch>> make_batches(const testkit::DecodeCase
   return batches;
 }
 
+template <class Build>
+Result<Timing> time_plan(Build build) {
+  std::vector<double> samples;
+  for (int i = 0; i < kPlanSamples; ++i) {
+    const Clock::time_point start = Clock::now();
+    if (const auto built = build(); !built) return built.status();
+    samples.push_back(since_us(start));
+  }
+  return summarize(samples);
+}
+
+// `call(i)` runs on copy i of `copies`.
+template <class Call>
+Result<Timing> time_calls(const BenchSettings& settings, std::size_t copies, Call call) {
+  // One round to warm caches, page tables and clocks, and to report errors before anything is timed.
+  for (std::size_t i = 0; i < copies; ++i)
+    if (const Status status = call(i); !status.ok()) return status;
+  std::vector<double> samples;
+  const auto wanted = static_cast<std::size_t>(settings.repeats > 0 ? settings.repeats : kMaxSamples);
+  const auto least = static_cast<std::size_t>(settings.repeats > 0 ? settings.repeats : kMinSamples);
+  const Clock::time_point begin = Clock::now();
+  while (samples.size() < wanted && (samples.size() < least || since_us(begin) < settings.min_seconds * 1e6)) {
+    const std::size_t copy = samples.size() % copies;
+    const Clock::time_point start = Clock::now();
+    const Status status = call(copy);
+    samples.push_back(since_us(start));
+    if (!status.ok()) return status;
+  }
+  return summarize(samples);
+}
+
+// Both ops: build a plan many times, then run it many times.
+template <class Builder, class Batch, class Case, class Run>
+Result<BenchRow> measure_with(const Backend& backend, const BatchSpec& spec, const Case& description,
+                              const BenchSettings& settings, Run run) {
+  Result<Builder> builder =
+      Builder::create(backend, description.problem(), description.limits(), {.policy = settings.policy});
+  if (!builder) return builder.status();
+  const Result<std::vector<Batch>> batches = make_batches<Batch>(description, settings.working_set_bytes);
+  if (!batches) return batches.status();
+  const auto build = [&] { return builder->build(0, batches->front().lengths()); };
+  const Result<Timing> plan = time_plan(build);
+  if (!plan) return plan.status();
+  const auto metadata = build();
+  if (!metadata) return metadata.status();
+  const Result<Timing> time =
+      time_calls(settings, batches->size(), [&](std::size_t i) { return run(*metadata, (*batches)[i].args()); });
+  if (!time) return time.status();
+  BenchRow row = make_row(spec, description, settings);
+  row.kernel = builder->kernel();
+  row.time = *time;
+  row.plan = *plan;
+  if constexpr (std::is_same_v<Builder, PrefillBuilder>) row.math = prefill_math_name(builder->math());
+  return row;
+}
+
 }  // namespace
 
-Result<std::int32_t> working_set_copies(const testkit::DecodeCase& description, std::int64_t working_set_bytes) {
-  const double one = std::max(kv_bytes(description), 1.0);
-  const double copies = std::max(1.0, std::ceil(static_cast<double>(working_set_bytes) / one));
+double rotating_bytes(const testkit::DecodeCase& description) {
+  return static_cast<double>(description.kv_tokens()) *
+         static_cast<double>(kv_token_elements(description.kv_format, description.latent, description.rope)) *
+         static_cast<double>(dtype_bytes(kv_element_dtype(description.kv_format)));
+}
+
+double rotating_bytes(const testkit::PrefillCase& description) { return description.bytes(); }
+
+Result<std::int32_t> working_set_copies(double bytes, std::int64_t working_set_bytes) {
+  const double copies = std::max(1.0, std::ceil(static_cast<double>(working_set_bytes) / std::max(bytes, 1.0)));
   if (copies > 65536)
-    return Status(Code::out_of_limits, "--working-set", "at most 65536 times the batch's KV bytes",
+    return Status(Code::out_of_limits, "--working-set", "at most 65536 times the batch's bytes",
                   fmt::format("{:.0f} times", copies));
   return static_cast<std::int32_t>(copies);
+}
+
+BenchRow make_row(const BatchSpec& spec, const testkit::DecodeCase& description, const BenchSettings& settings) {
+  BenchRow row;
+  row.spec = spec.text;
+  row.heads = description.heads;
+  row.page = description.page_size;
+  row.kv = kv_format_name(description.kv_format);
+  row.policy = settings.policy;
+  row.working_set_bytes = settings.working_set_bytes;
+  row.bytes = description.bytes();
+  row.flops = visible_flops(description);
+  return row;
+}
+
+BenchRow make_row(const BatchSpec& spec, const testkit::PrefillCase& description, const BenchSettings& settings) {
+  BenchRow row;
+  row.op = Op::prefill;
+  row.spec = spec.text;
+  row.heads = description.heads;
+  row.kv = dtype_name(description.dtype);
+  row.policy = settings.policy;
+  row.working_set_bytes = settings.working_set_bytes;
+  row.bytes = description.bytes();
+  row.flops = description.flops();
+  return row;
 }
 
 Timing summarize(std::span<double> samples_us) {
@@ -84,51 +169,12 @@ double visible_flops(const testkit::DecodeCase& description) {
 
 Result<BenchRow> measure(const Backend& backend, const BatchSpec& spec, const testkit::DecodeCase& description,
                          const BenchSettings& settings) {
-  Result<MetadataBuilder> builder =
-      MetadataBuilder::create(backend, description.problem(), description.limits(), {.policy = settings.policy});
-  if (!builder) return builder.status();
-  const Result<std::vector<testkit::DecodeBatch>> batches = make_batches(description, settings.working_set_bytes);
-  if (!batches) return batches.status();
-  const StepLengths lengths = batches->front().lengths();
+  return measure_with<MetadataBuilder, testkit::DecodeBatch>(backend, spec, description, settings, decode);
+}
 
-  std::vector<double> samples;
-  for (int i = 0; i < kPlanSamples; ++i) {
-    const Clock::time_point start = Clock::now();
-    if (const auto built = builder->build(0, lengths); !built) return built.status();
-    samples.push_back(since_us(start));
-  }
-  BenchRow row{.spec = spec.text,
-               .kernel = builder->kernel(),
-               .description = description,
-               .policy = settings.policy,
-               .time = {},
-               .plan = summarize(samples),
-               .plan_host = {},
-               .working_set_bytes = settings.working_set_bytes,
-               .bytes = description.bytes(),
-               .flops = visible_flops(description)};
-
-  const Result<DecodeMetadata> metadata = builder->build(0, lengths);
-  if (!metadata) return metadata.status();
-  std::vector<DecodeArgs> args;
-  for (const testkit::DecodeBatch& batch : *batches) args.push_back(batch.args());
-  // One round to warm caches, page tables and clocks, and to report errors before anything is timed.
-  for (const DecodeArgs& call : args)
-    if (const Status status = decode(*metadata, call); !status.ok()) return status;
-
-  samples.clear();
-  const auto wanted = static_cast<std::size_t>(settings.repeats > 0 ? settings.repeats : kMaxSamples);
-  const auto least = static_cast<std::size_t>(settings.repeats > 0 ? settings.repeats : kMinSamples);
-  const Clock::time_point begin = Clock::now();
-  while (samples.size() < wanted && (samples.size() < least || since_us(begin) < settings.min_seconds * 1e6)) {
-    const DecodeArgs& call = args[samples.size() % args.size()];
-    const Clock::time_point start = Clock::now();
-    const Status status = decode(*metadata, call);
-    samples.push_back(since_us(start));
-    if (!status.ok()) return status;
-  }
-  row.time = summarize(samples);
-  return row;
+Result<BenchRow> measure(const Backend& backend, const BatchSpec& spec, const testkit::PrefillCase& description,
+                         const BenchSettings& settings) {
+  return measure_with<PrefillBuilder, testkit::PrefillBatch>(backend, spec, description, settings, prefill);
 }
 
 }  // namespace latte::cli

@@ -1,4 +1,4 @@
-// latte check: the shared case grid on every usable kernel, against the fp64 oracle.
+// latte check: the shared case grids on every usable kernel, against the fp64 oracle.
 #include <algorithm>
 #include <map>
 
@@ -11,13 +11,16 @@
 #include "cli/table.hpp"
 #include "latte/latte.hpp"
 #include "testkit/grid.hpp"
+#include "testkit/prefill_grid.hpp"
 #include "testkit/run_case.hpp"
+#include "testkit/run_prefill.hpp"
 
 namespace latte::cli {
 namespace {
 
 struct CheckOptions {
   BackendChoice backend{.kernel = "all"};
+  std::string op = "all";
   bool quick = false;
   bool json = false;
 };
@@ -32,16 +35,34 @@ struct Error {
   }
 };
 
-// One kernel on one cache format.
+// Runs that are told of together: one kernel, one op, one format of cache (decode) or of q, k and v (prefill).
+struct GroupKey {
+  std::size_t kernel;  // its position
+  Op op;
+  std::string format;
+  auto operator<=>(const GroupKey&) const = default;
+};
 struct Group {
   std::int32_t runs = 0, failed = 0;
   Error out, row, lse;
 };
 
+Op op_of(const testkit::DecodeCase&) { return Op::decode; }
+Op op_of(const testkit::PrefillCase&) { return Op::prefill; }
+
+std::string format_of(const testkit::DecodeCase& description, const Result<testkit::CaseReport>&) {
+  return kv_format_name(description.kv_format);
+}
+std::string format_of(const testkit::PrefillCase& description, const Result<testkit::PrefillReport>& report) {
+  const bool fp8 = report && report->math == PrefillMath::fp8;
+  return fmt::format("{}{}", dtype_name(description.dtype), fp8 ? ", multiplied as fp8" : "");
+}
+
 struct Tally {
   std::vector<std::string> kernels;
-  std::map<std::pair<std::size_t, KvFormat>, Group> groups;  // by kernel's position and format
+  std::map<GroupKey, Group> groups;
   std::vector<std::string> failures;
+  std::int32_t cases = 0;
   std::int32_t runs = 0;
   std::int32_t skipped = 0;  // cases that no kernel asked for serves
 
@@ -52,9 +73,9 @@ struct Tally {
     return kernels.size() - 1;
   }
 
-  void add(const std::string& kernel, const testkit::DecodeCase& description, const Result<testkit::CaseReport>& report,
-           const std::string& how) {
-    Group& group = groups[{position(kernel), description.kv_format}];
+  template <class Case, class Report>
+  void add(const std::string& kernel, const Case& description, const Report& report, const std::string& how) {
+    Group& group = groups[{position(kernel), op_of(description), format_of(description, report)}];
     ++runs;
     ++group.runs;
     if (report) {
@@ -99,18 +120,20 @@ Result<std::vector<Backend>> open_backends(BackendChoice choice, std::vector<std
   return backends;
 }
 
-void print_json(const CheckOptions& options, std::size_t cases, const Tally& tally) {
+void print_json(const CheckOptions& options, const Tally& tally) {
   nlohmann::ordered_json json = {{"backend", options.backend.name},
+                                 {"op", options.op},
                                  {"quick", options.quick},
-                                 {"cases", cases},
+                                 {"cases", tally.cases},
                                  {"runs", tally.runs},
                                  {"skipped", tally.skipped},
                                  {"failed", tally.failures.size()},
                                  {"groups", nlohmann::ordered_json::array()},
                                  {"failures", tally.failures}};
   for (const auto& [key, group] : tally.groups)
-    json["groups"].push_back({{"kernel", tally.kernels[key.first]},
-                              {"kv", kv_format_name(key.second)},
+    json["groups"].push_back({{"kernel", tally.kernels[key.kernel]},
+                              {"op", op_name(key.op)},
+                              {"kv", key.format},
                               {"runs", group.runs},
                               {"failed", group.failed},
                               {"out_error", group.out.value},
@@ -120,15 +143,15 @@ void print_json(const CheckOptions& options, std::size_t cases, const Tally& tal
   fmt::print("{}\n", json.dump());
 }
 
-void print_text(std::size_t cases, const Tally& tally) {
+void print_text(const Tally& tally) {
   constexpr std::size_t kShownFailures = 20;
   for (std::size_t k = 0; k < tally.kernels.size(); ++k) {
-    Table table(
-        {"cache", ">runs", ">failed", ">out error", ">allowed", ">worst row", ">allowed", ">lse error", ">allowed"});
+    Table table({"op", "format", ">runs", ">failed", ">out error", ">allowed", ">worst row", ">allowed", ">lse error",
+                 ">allowed"});
     for (const auto& [key, group] : tally.groups) {
-      if (key.first != k) continue;
+      if (key.kernel != k) continue;
       const auto number = [](double value) { return fmt::format("{:.1e}", value); };
-      table.add({kv_format_name(key.second), fmt::format("{}", group.runs), fmt::format("{}", group.failed),
+      table.add({op_name(key.op), key.format, fmt::format("{}", group.runs), fmt::format("{}", group.failed),
                  number(group.out.value), number(group.out.allowed), number(group.row.value), number(group.row.allowed),
                  number(group.lse.value), number(group.lse.allowed)});
     }
@@ -140,51 +163,70 @@ void print_text(std::size_t cases, const Tally& tally) {
     fmt::print("... {} more failures\n", tally.failures.size() - kShownFailures);
   if (tally.skipped > 0) fmt::print("{} cases are not for these kernels (`latte info` says what is)\n", tally.skipped);
   if (tally.failures.empty())
-    fmt::print("ok: {} cases, {} runs, all within tolerance of the fp64 oracle\n",
-               cases - static_cast<std::size_t>(tally.skipped), tally.runs);
+    fmt::print("ok: {} cases, {} runs, all within tolerance of the fp64 oracle\n", tally.cases - tally.skipped,
+               tally.runs);
   else
     fmt::print("{} of {} runs failed\n", tally.failures.size(), tally.runs);
 }
 
-int run(const CheckOptions& options) {
-  std::vector<std::string> names;
-  const Result<std::vector<Backend>> backends = open_backends(options.backend, names);
-  if (!backends) return fail(backends.status());
-  const std::vector<testkit::DecodeCase> cases =
-      testkit::case_grid(options.quick ? testkit::GridSize::quick : testkit::GridSize::full);
-  Tally tally;
-  const bool device = backends->front().on_device();
-  if (!device) tally.kernels = names;
-  {
-    Progress progress("checking", cases.size());
-    for (std::size_t i = 0; i < cases.size(); ++i) {
-      progress.step(i, cases[i].spec());
-      // A kernel made for some formats is not at fault for the others. The CPU's own choice has to serve everything.
-      const bool may_refuse = device || options.backend.kernel != "auto";
-      const auto serves = [&](const Backend& backend) {
-        return !may_refuse || backend.supports(cases[i].problem()).ok;
-      };
-      if (std::none_of(backends->begin(), backends->end(), serves)) {
-        ++tally.skipped;
-        continue;
-      }
-      testkit::PreparedCase prepared(testkit::for_backend(backends->front(), cases[i]));
-      for (std::size_t k = 0; k < backends->size(); ++k) {
-        const Backend& backend = (*backends)[k];
-        if (!serves(backend)) continue;
-        for (const Policy& policy : policies_for(i, options.quick)) {
-          const Result<testkit::CaseReport> report = testkit::run_case(backend, prepared, {.policy = policy});
-          tally.add(device && report ? report->kernel : names[k], cases[i], report,
-                    fmt::format("kernel={} policy={}", names[k], policy_text(policy)));
-        }
+// The backends to run on, and what is known about them.
+struct Machines {
+  std::vector<Backend> backends;
+  std::vector<std::string> names;  // of the kernels asked for
+  bool may_refuse = false;         // a kernel made for some formats is not at fault for the others
+};
+
+// `Prepared` is a case with its memory and its truth.
+template <class Prepared, class Case>
+void check_cases(const std::vector<Case>& cases, const Machines& machines, bool quick, Tally& tally) {
+  Progress progress("checking", cases.size());
+  const bool device = machines.backends.front().on_device();
+  tally.cases += static_cast<std::int32_t>(cases.size());
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    progress.step(i, cases[i].spec());
+    const auto serves = [&](const Backend& backend) {
+      return !machines.may_refuse || backend.supports(cases[i].problem()).ok;
+    };
+    if (std::none_of(machines.backends.begin(), machines.backends.end(), serves)) {
+      ++tally.skipped;
+      continue;
+    }
+    Prepared prepared(testkit::for_backend(machines.backends.front(), cases[i]));
+    for (std::size_t k = 0; k < machines.backends.size(); ++k) {
+      const Backend& backend = machines.backends[k];
+      if (!serves(backend)) continue;
+      for (const Policy& policy : policies_for(i, quick)) {
+        const auto report = testkit::run_case(backend, prepared, {.policy = policy});
+        tally.add(device && report ? report->kernel : machines.names[k], cases[i], report,
+                  fmt::format("kernel={} policy={}", machines.names[k], policy_text(policy)));
       }
     }
   }
+}
+
+int run(const CheckOptions& options) {
+  const bool all = options.op == "all";
+  const Result<Op> op = all ? Op::decode : parse_op(options.op);
+  if (!op) return fail(Status(Code::invalid_argument, "--op", "decode, prefill or all", options.op));
+  Machines machines;
+  Result<std::vector<Backend>> backends = open_backends(options.backend, machines.names);
+  if (!backends) return fail(backends.status());
+  machines.backends = std::move(*backends);
+  // The CPU's own choice has to serve everything.
+  const bool device = machines.backends.front().on_device();
+  machines.may_refuse = device || options.backend.kernel != "auto";
+  Tally tally;
+  if (!device) tally.kernels = machines.names;
+  const testkit::GridSize size = options.quick ? testkit::GridSize::quick : testkit::GridSize::full;
+  if (all || *op == Op::decode)
+    check_cases<testkit::PreparedCase>(testkit::case_grid(size), machines, options.quick, tally);
+  if (all || *op == Op::prefill)
+    check_cases<testkit::PreparedPrefill>(testkit::prefill_grid(size), machines, options.quick, tally);
   if (tally.runs == 0) return fail(fmt::format("kernel {} serves none of the cases", options.backend.kernel));
   if (options.json)
-    print_json(options, cases.size(), tally);
+    print_json(options, tally);
   else
-    print_text(cases.size(), tally);
+    print_text(tally);
   return tally.failures.empty() ? kExitOk : kExitCheckFailed;
 }
 
@@ -202,6 +244,7 @@ void add_check(CLI::App& app, Action& action) {
       ->capture_default_str();
   command->add_option("--threads", options->backend.threads, "Worker threads; 0 = all this process may use")
       ->capture_default_str();
+  command->add_option("--op", options->op, "decode, prefill or all")->capture_default_str();
   command->add_flag("--quick", options->quick, "A sample of the grid: seconds instead of minutes");
   command->add_flag("--json", options->json, "One JSON object instead of tables");
   command->footer(
@@ -209,7 +252,7 @@ void add_check(CLI::App& app, Action& action) {
       "Examples:\n"
       "  latte check --quick\n"
       "  latte check --kernel avx2 --threads 1\n"
-      "  latte check --backend cuda");
+      "  latte check --op prefill --backend cuda");
   command->callback([options, &action] { action = [options] { return run(*options); }; });
 }
 

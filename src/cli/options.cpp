@@ -63,6 +63,14 @@ void ShapeOptions::add_to(CLI::App& command, Sweeps* sweeps) {
       ->capture_default_str();
 }
 
+void ShapeOptions::add_ops_to(CLI::App& command) {
+  command.add_option("--op", op, "decode or prefill")->capture_default_str();
+  command.add_option("--dtype", dtype, "prefill: q, k and v: bf16, f16, f32, fp8_e4m3, or auto = as --q")
+      ->capture_default_str();
+  command.add_option("--math", math, "prefill: auto, half, or fp8 = 16-bit tensors are quantised on entry")
+      ->capture_default_str();
+}
+
 Result<Shape> resolve(const ShapeOptions& options) {
   Shape shape;
   DecodeProblem& problem = shape.problem;
@@ -104,6 +112,29 @@ Result<Shape> resolve(const ShapeOptions& options) {
   problem.mask = *mask;
   problem.page_size = options.page;
   return shape;
+}
+
+Result<PrefillShape> resolve_prefill(const ShapeOptions& options) {
+  const Result<Shape> shape = resolve(options);
+  if (!shape) return shape.status();
+  PrefillShape prefill;
+  PrefillProblem& problem = prefill.problem;
+  problem.heads = shape->problem.heads;
+  problem.mask = shape->problem.mask;
+  problem.dtype = shape->problem.q_dtype;
+  if (options.dtype != "auto") {
+    const Result<Dtype> dtype = parse_dtype("--dtype", options.dtype);
+    if (!dtype) return dtype.status();
+    problem.dtype = *dtype;
+  }
+  problem.out_dtype = problem.dtype == Dtype::fp8_e4m3 ? Dtype::bf16 : problem.dtype;
+  const Result<PrefillMath> math = parse_math(options.math);
+  if (!math) return math.status();
+  problem.math = *math;
+  // A model's scale is that of its expanded heads, so it is the same for both ops.
+  prefill.scale =
+      options.model.empty() ? static_cast<float>(1 / std::sqrt(static_cast<double>(problem.qk_width))) : shape->scale;
+  return prefill;
 }
 
 void BackendChoice::add_to(CLI::App& command) {
@@ -171,6 +202,19 @@ Result<Mask> parse_mask(std::string_view text) {
   for (const Mask mask : {Mask::causal, Mask::none})
     if (text == mask_name(mask)) return mask;
   return invalid("mask", "causal or none", text);
+}
+
+Result<Op> parse_op(std::string_view text) {
+  for (const Op op : {Op::decode, Op::prefill})
+    if (text == op_name(op)) return op;
+  return invalid("--op", "decode or prefill", text);
+}
+
+Result<PrefillMath> parse_math(std::string_view text) {
+  for (const PrefillMath math : {PrefillMath::automatic, PrefillMath::half, PrefillMath::fp8})
+    if (text == prefill_math_name(math)) return math;
+  if (text == "auto") return PrefillMath::automatic;
+  return invalid("math", "auto, half or fp8", text);
 }
 
 }  // namespace latte::cli

@@ -18,6 +18,7 @@ namespace latte::cli {
 
 // The attention's shape as typed. --model sets heads, widths and scale; the rest are single fields.
 struct ShapeOptions {
+  std::string op = "decode";  // of the commands that have --op
   std::int32_t heads = 16;
   std::int32_t latent = 512;
   std::int32_t rope = 64;
@@ -27,12 +28,16 @@ struct ShapeOptions {
   std::string mask = "causal";
   std::string model;
   std::int32_t tp = 1;
+  std::string dtype = "auto";  // prefill: of q, k and v; auto = as --q
+  std::string math = "auto";   // prefill
 
   // With `sweeps`, --heads and --page take lists: the command runs all combinations.
   struct Sweeps {
     std::vector<std::int32_t> heads, pages;
   };
   void add_to(CLI::App& command, Sweeps* sweeps = nullptr);
+  // --op, and what only prefill has.
+  void add_ops_to(CLI::App& command);
 };
 
 struct Shape {
@@ -40,6 +45,12 @@ struct Shape {
   float scale = 0;
 };
 Result<Shape> resolve(const ShapeOptions& options);
+
+struct PrefillShape {
+  PrefillProblem problem;
+  float scale = 0;
+};
+Result<PrefillShape> resolve_prefill(const ShapeOptions& options);
 
 struct BackendChoice {
   std::string name = "cpu";
@@ -63,5 +74,7 @@ Result<std::int64_t> parse_bytes(std::string_view text);
 Result<KvFormat> parse_kv_format(std::string_view text);
 Result<Dtype> parse_dtype(std::string_view field, std::string_view text);
 Result<Mask> parse_mask(std::string_view text);
+Result<Op> parse_op(std::string_view text);
+Result<PrefillMath> parse_math(std::string_view text);
 
 }  // namespace latte::cli

@@ -40,6 +40,25 @@ testkit::DecodeCase make_case(const BatchSpec& spec, const Shape& shape) {
   return result;
 }
 
+testkit::PrefillCase make_case(const BatchSpec& spec, const PrefillShape& shape) {
+  const PrefillProblem& problem = shape.problem;
+  testkit::PrefillCase result{.heads = problem.heads,
+                              .qk_width = problem.qk_width,
+                              .v_width = problem.v_width,
+                              .dtype = problem.dtype,
+                              .out_dtype = problem.out_dtype,
+                              .mask = problem.mask,
+                              .math = problem.math,
+                              .scale = shape.scale,
+                              .q_scale = 1,
+                              .k_scale = 1,
+                              .v_scale = 1};
+  for (const RequestGroup& group : spec.groups)
+    result.requests.insert(result.requests.end(), static_cast<std::size_t>(group.count),
+                           {.query_tokens = group.query_tokens, .kv_tokens = group.kv_tokens});
+  return result;
+}
+
 Status check_memory(double bytes) {
   const double available = available_bytes();
   if (bytes < 0.85 * available) return {};

@@ -5,10 +5,12 @@
 #include "cli/options.hpp"
 #include "latte/status.hpp"
 #include "testkit/case.hpp"
+#include "testkit/prefill_case.hpp"
 
 namespace latte::cli {
 
 testkit::DecodeCase make_case(const BatchSpec& spec, const Shape& shape);
+testkit::PrefillCase make_case(const BatchSpec& spec, const PrefillShape& shape);
 
 // An error when so many bytes are more than the machine has free: better than being killed half way.
 Status check_memory(double bytes);

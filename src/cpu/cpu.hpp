@@ -1,4 +1,5 @@
-// The CPU room's front door: what the backend room needs to run decode, merge and cache writes on resident threads.
+// The CPU room's front door: what the backend room needs to run decode, prefill, merge, cache writes and gathers on
+// resident threads.
 // Arguments here are validated already; nothing below returns an error.
 #pragma once
 
@@ -16,10 +17,12 @@
 
 namespace latte::cpu {
 
-// Where a query row's values lie. Strides in elements of `dtype`. With one tensor, rope = nope + latent.
+// Where a query row's values lie, in one part or two. Strides in elements of `dtype`. Decode from one tensor: rope =
+// nope + latent; prefill: all of it is nope.
 struct QueryView {
   const std::byte* nope = nullptr;
   const std::byte* rope = nullptr;
+  std::int32_t nope_width = 512, rope_width = 64;
   std::int64_t nope_token_stride = 0, nope_head_stride = 0;
   std::int64_t rope_token_stride = 0, rope_head_stride = 0;
   Dtype dtype = Dtype::bf16;
@@ -69,6 +72,34 @@ struct DecodeCall {
   std::byte* workspace = nullptr;
 };
 
+// Keys or values [tokens, heads, width] of prefill. Strides in bytes.
+struct HeadsView {
+  const std::byte* data = nullptr;
+  std::int64_t token_stride_bytes = 0, head_stride_bytes = 0;
+};
+
+// One number for each head, or, with a stride of 0, for all of them.
+struct HeadScale {
+  const float* data = nullptr;
+  std::int64_t stride = 0;
+  float at(std::int64_t head) const { return data[head * stride]; }
+};
+
+struct PrefillCall {
+  const Kernel* kernel = nullptr;
+  const Plan* plan = nullptr;
+  std::int32_t qk_width = 192, v_width = 128;
+  Mask mask = Mask::causal;
+  std::span<const std::int32_t> query_start;
+  std::span<const std::int32_t> kv_start;
+  QueryView q;
+  HeadsView k, v;  // of q's dtype
+  OutputView out;
+  float scale = 1;
+  HeadScale q_scale, k_scale, v_scale;
+  std::byte* workspace = nullptr;
+};
+
 // Kernels of this build, best first. `usable` follows from the machine and the operating system.
 struct KernelListing {
   const Kernel* kernel;
@@ -84,17 +115,23 @@ std::string feature_text();
 // The best usable kernel for the problem, or the one named by `override_name` ("auto" = best). Null with a reason
 // when there is none.
 const Kernel* choose_kernel(const DecodeProblem& problem, std::string_view override_name, std::string& reason);
+const Kernel* choose_kernel(const PrefillProblem& problem, std::string_view override_name, std::string& reason);
 std::string_view kernel_name(const Kernel& kernel);
 
 // Tile sizes, cost constants and the default chunk of a kernel for a problem; limits and policy are copied in.
 PlanConfig plan_config(const Kernel& kernel, const DecodeProblem& problem, const Limits& limits, const Policy& policy,
                        std::int32_t workers);
+PlanConfig plan_config(const Kernel& kernel, const PrefillProblem& problem, const Limits& limits, const Policy& policy,
+                       std::int32_t workers);
 
-// Bytes of workspace (64-byte aligned) that decode needs: partials, per-tile counters, a scratch area per worker.
+// Bytes of workspace (64-byte aligned) that a call needs: partials, per-tile counters, a scratch area per worker.
 std::size_t workspace_bytes(const Kernel& kernel, const DecodeProblem& problem, const PlanConfig& config,
+                            const PlanSizes& sizes);
+std::size_t workspace_bytes(const Kernel& kernel, const PrefillProblem& problem, const PlanConfig& config,
                             const PlanSizes& sizes);
 
 void run_decode(Workers& workers, const DecodeCall& call);
+void run_prefill(Workers& workers, const PrefillCall& call);
 
 struct MergePart {
   const std::byte* out;
@@ -120,6 +157,19 @@ struct WriteKvCall {
   float kv_scale;
 };
 void run_write_kv(Workers& workers, const WriteKvCall& call);
+
+// Row out_start[b] + i gets token first_token + i of request b.
+struct GatherKvCall {
+  CacheView kv;
+  std::int32_t width;  // latent + rope
+  float kv_scale;
+  std::int32_t first_token;
+  std::span<const std::int32_t> out_start;
+  std::byte* out;
+  std::int64_t out_stride;  // elements
+  Dtype dtype;
+};
+void run_gather_kv(Workers& workers, const GatherKvCall& call);
 
 // Streaming read bandwidth and the kernel's arithmetic rate on all workers; about a second.
 struct MeasuredCeilings {

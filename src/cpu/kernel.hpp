@@ -1,9 +1,10 @@
-// What every decode kernel is made of: the piece of work it is handed, the scratch it works in, and its description.
+// What every kernel is made of: the piece of work it is handed, the scratch it works in, and its description.
 #pragma once
 
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string_view>
 
@@ -14,42 +15,90 @@
 
 namespace latte::cpu {
 
-// One record of the plan with where its result goes. Partials are fp32, normalised, `latent` values a row.
-struct Piece {
-  const DecodeCall& call;
-  const WorkRecord& record;
-  std::byte* scratch;
-  float* partial_out;  // of the whole workspace; the record says which row
-  float* partial_lse;
-
-  std::int32_t rows() const { return record.row_end - record.row_begin; }
-  std::int32_t token(std::int32_t row) const { return (record.row_begin + row) / call.heads; }
-  std::int32_t head(std::int32_t row) const { return (record.row_begin + row) % call.heads; }
-  // KV tokens that a row of the piece sees, counted from the request's start.
-  std::int32_t visible(std::int32_t row) const {
-    return plan::visible_tokens(call.lengths, call.mask, record.request, token(row));
-  }
-};
-
-// Address of KV token t of a request, page by page.
+// Address of KV token t of a request: page by page, or, in prefill, in one tensor, which is a single page.
 class TokenReader {
  public:
   TokenReader(const CacheView& kv, std::int32_t request)
-      : kv_(kv), pages_(kv.pages + (kv.indptr ? kv.indptr[request] : request * kv.row_stride)) {}
+      : data_(kv.data),
+        page_stride_bytes_(kv.page_stride_bytes),
+        token_stride_bytes_(kv.token_stride_bytes),
+        page_size_(kv.page_size),
+        pages_(kv.pages + (kv.indptr ? kv.indptr[request] : request * kv.row_stride)) {}
+  TokenReader(const HeadsView& tensor, std::int64_t first_token, std::int64_t head)
+      : data_(tensor.data + first_token * tensor.token_stride_bytes + head * tensor.head_stride_bytes),
+        page_stride_bytes_(0),
+        token_stride_bytes_(tensor.token_stride_bytes),
+        page_size_(std::numeric_limits<std::int32_t>::max()),
+        pages_(&kPageZero) {}
 
   const std::byte* at(std::int32_t t) const {
-    const std::int32_t page = t / kv_.page_size;
-    return kv_.data + pages_[page] * kv_.page_stride_bytes + (t - page * kv_.page_size) * kv_.token_stride_bytes;
+    const std::int32_t page = t / page_size_;
+    return data_ + pages_[page] * page_stride_bytes_ + (t - page * page_size_) * token_stride_bytes_;
   }
   // How many tokens from t on, at most `limit`, lie one token stride apart.
   std::int32_t run(std::int32_t t, std::int32_t limit) const {
-    const std::int32_t left = kv_.page_size - t % kv_.page_size;
+    const std::int32_t left = page_size_ - t % page_size_;
     return left < limit ? left : limit;
   }
+  std::int64_t token_stride_bytes() const { return token_stride_bytes_; }
 
  private:
-  const CacheView& kv_;
+  static constexpr std::int32_t kPageZero = 0;
+
+  const std::byte* data_;
+  std::int64_t page_stride_bytes_, token_stride_bytes_;
+  std::int32_t page_size_;
   const std::int32_t* pages_;
+};
+
+// Which query token and head a row of the plan is: decode counts heads within a token, prefill tokens within a head.
+struct RowMap {
+  std::int32_t inner;  // heads of decode, query tokens of prefill
+  bool head_major;
+
+  std::int32_t token(std::int32_t row) const { return head_major ? row % inner : row / inner; }
+  std::int32_t head(std::int32_t row) const { return head_major ? row / inner : row % inner; }
+};
+
+// What keys and values look like to a kernel, and the plan's row tile: what scratch is sized for.
+struct Shape {
+  std::int32_t row_tile;
+  std::int32_t width, v_width;  // of a key, of a value and an output row
+  KvFormat format;              // of keys and values
+  bool values_in_keys;          // a token's values are the first v_width of its key
+};
+
+// One record of the plan, resolved: what its rows are multiplied with and where the result goes. The same for decode
+// and prefill, which differ in where values lie: V is the front of K in decode, a tensor of its own in prefill.
+struct Piece {
+  const WorkRecord& record;
+  RowMap map;
+  Shape shape;
+
+  const QueryView& q;
+  TokenReader keys, values;
+  float score_scale, value_scale;
+
+  // What the rows see: bounds[token], or, without bounds, what follows from the mask.
+  const std::int32_t* bounds;
+  Mask mask;
+  std::int32_t kv_tokens, query_end;  // of the request
+
+  const OutputView& out;
+  // Partials are fp32, normalised, v_width values a row; the buffers are those of the whole workspace,
+  // the record says which row.
+  float* partial_out = nullptr;
+  float* partial_lse = nullptr;
+  std::byte* scratch = nullptr;
+
+  std::int32_t rows() const { return record.row_end - record.row_begin; }
+  std::int32_t token(std::int32_t row) const { return map.token(record.row_begin + row); }
+  std::int32_t head(std::int32_t row) const { return map.head(record.row_begin + row); }
+  // KV tokens that a row of the piece sees, counted from the request's start.
+  std::int32_t visible(std::int32_t row) const {
+    if (bounds != nullptr) return bounds[token(row)];
+    return mask == Mask::none ? kv_tokens : plan::causal_tokens(kv_tokens, query_end, token(row));
+  }
 };
 
 // Hands out 64-byte aligned slices of one buffer, or, without a buffer, just counts.
@@ -79,10 +128,20 @@ struct MergeRow {
   float (*lse)(const void* context, std::int32_t k);
   Values (*values)(const void* context, std::int32_t k);
   std::int32_t count;
-  std::int32_t latent;
+  std::int32_t width;
   std::byte* out;
   Dtype out_dtype;
   float* lse_out;  // may be null
+};
+
+// One token of the cache to be copied to a dense row.
+struct TokenCopy {
+  const std::byte* token;
+  KvFormat format;
+  std::int32_t width;
+  float scale;
+  std::byte* out;
+  Dtype dtype;
 };
 
 // Wall time since construction.
@@ -100,31 +159,33 @@ inline void keep(const T& value) {
   __asm__ volatile("" : : "g"(&value) : "memory");
 }
 
-struct Shape {
-  std::int32_t row_tile, latent, rope;
-  KvFormat format;
-};
-
 // How fast a kernel is: what the planner's cost model is made of (docs/plan.md). From `latte bench` on one thread with
-// 1 and 16 heads, on a Zen 4; amx on an Emerald Rapids; neon is a guess, nobody has measured it.
+// 1 and 16 heads, on a Zen 4; amx on an Emerald Rapids; neon is a guess, nobody has measured it. Prefill's from 8, 16,
+// 64 and 128 query tokens over 4096, in processor time of a Zen 4; its amx is computed from the time of a tile product.
 struct Speed {
   double block_ns;       // reading and staging a block of kKvBlock tokens
-  double row_block_ns;   // arithmetic of one row over one block, 512/64
+  double row_block_ns;   // arithmetic of one row over one block, 512/64 in decode, 192/128 in prefill
   std::int32_t granule;  // rows are computed in groups of this many
 };
 
 inline constexpr std::int32_t kKvBlock = 64;
 
+// How keys and values of prefill are stored, in the words of the cache.
+KvFormat format_of(Dtype dtype);
+
 struct Kernel {
   std::string_view name;
   std::string_view serves;
   bool (*usable)(const Features&, std::string& reason);
-  bool (*takes)(const DecodeProblem&);
+  bool (*takes)(Dtype q, KvFormat kv);
   void (*run)(const Piece&);
   void (*merge_row)(const MergeRow&);
+  void (*copy_token)(const TokenCopy&);
   std::size_t (*scratch_bytes)(const Shape&);
   std::int32_t max_row_tile;
   Speed speed;
+  std::int32_t prefill_row_tile;
+  Speed prefill_speed;
   // A second or less of the kernel's own multiply-adds on one thread; returns operations done (2 per multiply-add).
   double (*burn)(double seconds);
   // Called by each worker before its first piece of a call (AMX sets its tile shapes) and after its last.

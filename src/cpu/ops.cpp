@@ -1,4 +1,4 @@
-// merge and write_kv on the resident workers: rows, or tokens, dealt out in contiguous shares.
+// merge, write_kv and gather_kv on the resident workers: rows, or tokens, dealt out in contiguous shares.
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
@@ -68,7 +68,7 @@ void merge_worker(void* opaque, std::int32_t worker) {
         .lse = PartsOfRow::lse,
         .values = PartsOfRow::values,
         .count = static_cast<std::int32_t>(m.parts.size()),
-        .latent = m.latent,
+        .width = m.latent,
         .out = m.out.row(row.token, row.head),
         .out_dtype = m.out.dtype,
         .lse_out = m.out.lse_at(row.token, row.head),
@@ -142,6 +142,31 @@ void write_worker(void* opaque, std::int32_t worker) {
   }
 }
 
+struct GatherContext {
+  const GatherKvCall& call;
+  std::int32_t workers;
+};
+
+void gather_worker(void* opaque, std::int32_t worker) {
+  const auto& context = *static_cast<const GatherContext*>(opaque);
+  const GatherKvCall& call = context.call;
+  const std::span<const std::int32_t> start = call.out_start;
+  const auto element = static_cast<std::int64_t>(dtype_bytes(call.dtype));
+  const Share share(start.back(), worker, context.workers);
+  // The first request that ends behind the share's begin; empty ones are stepped over as the rows go by.
+  auto b = static_cast<std::size_t>(std::upper_bound(start.begin() + 1, start.end(), share.begin) - start.begin() - 1);
+  for (std::int64_t n = share.begin; n < share.end; ++b) {
+    const TokenReader reader(call.kv, static_cast<std::int32_t>(b));
+    for (const std::int64_t end = std::min<std::int64_t>(start[b + 1], share.end); n < end; ++n)
+      vector_kernel().copy_token({.token = reader.at(call.first_token + static_cast<std::int32_t>(n - start[b])),
+                                  .format = call.kv.format,
+                                  .width = call.width,
+                                  .scale = call.kv.format == KvFormat::fp8_e4m3 ? call.kv_scale : 1,
+                                  .out = call.out + n * call.out_stride * element,
+                                  .dtype = call.dtype});
+  }
+}
+
 }  // namespace
 
 void run_merge(Workers& workers, std::span<const MergePart> parts, std::int64_t tokens, std::int32_t heads,
@@ -153,6 +178,11 @@ void run_merge(Workers& workers, std::span<const MergePart> parts, std::int64_t 
 void run_write_kv(Workers& workers, const WriteKvCall& call) {
   WriteContext context{call, workers_for(workers, static_cast<std::int64_t>(call.slots.size()), 16)};
   workers.run(context.workers, write_worker, &context);
+}
+
+void run_gather_kv(Workers& workers, const GatherKvCall& call) {
+  GatherContext context{call, workers_for(workers, call.out_start.back(), 64)};
+  workers.run(context.workers, gather_worker, &context);
 }
 
 }  // namespace latte::cpu

@@ -24,12 +24,12 @@ namespace latte::cpu {
 namespace {
 
 [[maybe_unused]] constexpr auto kNothing = [] {};
-[[maybe_unused]] constexpr auto kTakesAll = [](const DecodeProblem&) { return true; };
+[[maybe_unused]] constexpr auto kTakesAll = [](Dtype, KvFormat) { return true; };
 
 // bf16 kernels read q, K and V without loss, or not at all.
-[[maybe_unused]] bool fits_bf16(const DecodeProblem& p) {
-  return (p.q_dtype == Dtype::bf16 || p.q_dtype == Dtype::fp8_e4m3) &&
-         (p.kv_format == KvFormat::bf16 || p.kv_format == KvFormat::fp8_e4m3 || p.kv_format == KvFormat::fp8_ds_mla);
+[[maybe_unused]] bool fits_bf16(Dtype q, KvFormat kv) {
+  return (q == Dtype::bf16 || q == Dtype::fp8_e4m3) &&
+         (kv == KvFormat::bf16 || kv == KvFormat::fp8_e4m3 || kv == KvFormat::fp8_ds_mla);
 }
 
 [[maybe_unused]] bool present(bool feature, const char* name, std::string& reason) {
@@ -47,9 +47,12 @@ const Kernel kFp32[] = {
         .takes = kTakesAll,
         .run = N_AVX3::fp32::run,
         .merge_row = N_AVX3::merge_row,
+        .copy_token = N_AVX3::copy_token,
         .scratch_bytes = N_AVX3::fp32::scratch_bytes,
         .max_row_tile = N_AVX3::fp32::kRowTile,
         .speed = {.block_ns = 4000, .row_block_ns = 1600, .granule = 8},
+        .prefill_row_tile = N_AVX3::fp32::kPrefillRowTile,
+        .prefill_speed = {.block_ns = 5000, .row_block_ns = 380, .granule = 16},
         .burn = N_AVX3::fp32::burn,
         .enter = kNothing,
         .leave = kNothing,
@@ -64,9 +67,12 @@ const Kernel kFp32[] = {
         .takes = kTakesAll,
         .run = N_AVX2::fp32::run,
         .merge_row = N_AVX2::merge_row,
+        .copy_token = N_AVX2::copy_token,
         .scratch_bytes = N_AVX2::fp32::scratch_bytes,
         .max_row_tile = N_AVX2::fp32::kRowTile,
         .speed = {.block_ns = 4000, .row_block_ns = 1600, .granule = 4},
+        .prefill_row_tile = N_AVX2::fp32::kPrefillRowTile,
+        .prefill_speed = {.block_ns = 3000, .row_block_ns = 430, .granule = 8},
         .burn = N_AVX2::fp32::burn,
         .enter = kNothing,
         .leave = kNothing,
@@ -80,9 +86,12 @@ const Kernel kFp32[] = {
         .takes = kTakesAll,
         .run = N_NEON::fp32::run,
         .merge_row = N_NEON::merge_row,
+        .copy_token = N_NEON::copy_token,
         .scratch_bytes = N_NEON::fp32::scratch_bytes,
         .max_row_tile = N_NEON::fp32::kRowTile,
         .speed = {.block_ns = 4000, .row_block_ns = 3200, .granule = 4},
+        .prefill_row_tile = N_NEON::fp32::kPrefillRowTile,
+        .prefill_speed = {.block_ns = 3000, .row_block_ns = 860, .granule = 4},
         .burn = N_NEON::fp32::burn,
         .enter = kNothing,
         .leave = kNothing,
@@ -94,7 +103,7 @@ const Kernel kFp32[] = {
 const Kernel kBf16[] = {
     {
         .name = "amx",
-        .serves = "bf16 and fp8 caches with bf16 or fp8 q",
+        .serves = "bf16 and fp8 keys and values with bf16 or fp8 q",
         .usable =
             [](const Features& f, std::string& reason) {
               if (!present(f.amx_bf16, "AMX-BF16", reason)) return false;
@@ -105,23 +114,29 @@ const Kernel kBf16[] = {
         .takes = fits_bf16,
         .run = N_AVX3::bf16::run_amx<N_AVX3::bf16::HardwareTiles>,
         .merge_row = N_AVX3::merge_row,
+        .copy_token = N_AVX3::copy_token,
         .scratch_bytes = N_AVX3::bf16::scratch_bytes,
         .max_row_tile = N_AVX3::bf16::kRowTile,
         .speed = {.block_ns = 4000, .row_block_ns = 120, .granule = 16},
+        .prefill_row_tile = N_AVX3::bf16::kPrefillRowTile,
+        .prefill_speed = {.block_ns = 4000, .row_block_ns = 45, .granule = 16},
         .burn = N_AVX3::bf16::burn_amx,
         .enter = N_AVX3::bf16::HardwareTiles::enter,
         .leave = N_AVX3::bf16::HardwareTiles::leave,
     },
     {
         .name = "avx512_bf16",
-        .serves = "bf16 and fp8 caches with bf16 or fp8 q",
+        .serves = "bf16 and fp8 keys and values with bf16 or fp8 q",
         .usable = [](const Features& f, std::string& reason) { return present(f.avx512_bf16, "AVX-512 BF16", reason); },
         .takes = fits_bf16,
         .run = N_AVX3::bf16::run_avx512,
         .merge_row = N_AVX3::merge_row,
+        .copy_token = N_AVX3::copy_token,
         .scratch_bytes = N_AVX3::bf16::scratch_bytes,
         .max_row_tile = N_AVX3::bf16::kRowTile,
         .speed = {.block_ns = 4000, .row_block_ns = 800, .granule = 8},
+        .prefill_row_tile = N_AVX3::bf16::kPrefillRowTile,
+        .prefill_speed = {.block_ns = 6000, .row_block_ns = 220, .granule = 16},
         .burn = N_AVX3::bf16::burn_avx512,
         .enter = kNothing,
         .leave = kNothing,
@@ -136,9 +151,12 @@ const Kernel kEmulated[] = {
         .takes = fits_bf16,
         .run = N_AVX3::bf16::run_amx<N_AVX3::bf16::EmulatedTiles>,
         .merge_row = N_AVX3::merge_row,
+        .copy_token = N_AVX3::copy_token,
         .scratch_bytes = N_AVX3::bf16::scratch_bytes,
         .max_row_tile = N_AVX3::bf16::kRowTile,
         .speed = {.block_ns = 4000, .row_block_ns = 4000, .granule = 16},
+        .prefill_row_tile = N_AVX3::bf16::kPrefillRowTile,
+        .prefill_speed = {.block_ns = 26000, .row_block_ns = 3260, .granule = 16},
         .burn = N_AVX3::bf16::burn_avx512,
         .enter = kNothing,
         .leave = kNothing,

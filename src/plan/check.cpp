@@ -110,7 +110,7 @@ Status check_tile(const PlanConfig& config, const StepLengths& lengths, const Pl
 Status check_plan(const PlanConfig& config, const StepLengths& lengths, const Plan& plan) {
   const Result<PlanSizes> sizes = plan_sizes(config);
   if (!sizes.ok()) return sizes.status();
-  if (Status status = plan::check_lengths(config.limits, config.heads, lengths); !status.ok()) return status;
+  if (Status status = plan::check_lengths(config, lengths); !status.ok()) return status;
   std::vector<plan::Tile> tiles(static_cast<std::size_t>(sizes->tiles));
   std::int64_t line_ticks = 0;
   tiles.resize(static_cast<std::size_t>(plan::make_tiles(config, lengths, tiles, line_ticks)));

@@ -33,7 +33,7 @@ struct Tile {
   std::int32_t rows() const { return row_end - row_begin; }
 };
 
-// Writable counterparts of Plan's arrays at their full (limit) size, and the planner's scratch behind them.
+// Writable counterparts of Plan's arrays at their full (limit) size, and decode's scratch behind them.
 struct Buffers {
   std::span<std::int32_t> meta;
   std::span<std::int32_t> indptr;
@@ -46,8 +46,8 @@ struct Buffers {
   std::span<Ticks> loads;  // [workers]
 };
 
-Buffers carve(const PlanSizes& sizes, std::int32_t workers, std::span<std::int32_t> words);
-std::int64_t words_needed(const PlanSizes& sizes, std::int32_t workers);
+Buffers carve(const PlanConfig& config, const PlanSizes& sizes, std::span<std::int32_t> words);
+std::int64_t words_needed(const PlanConfig& config, const PlanSizes& sizes);
 
 // The workers that get work: those of the machine, or fewer where the limits say so.
 std::int32_t worker_count(const PlanConfig& config);
@@ -55,6 +55,8 @@ std::int32_t worker_count(const PlanConfig& config);
 Limits resolve(const Limits& limits);
 // Errors for lengths that no plan can be made for: sizes, signs, order, limits.
 Status check_lengths(const Limits& limits, std::int32_t heads, const StepLengths& lengths);
+// The same, and what the op does not take.
+Status check_lengths(const PlanConfig& config, const StepLengths& lengths);
 
 // KV tokens that query token `token` (counted over the step) of request `request` sees.
 inline std::int32_t visible_tokens(const StepLengths& lengths, Mask mask, std::int32_t request, std::int32_t token) {
@@ -65,8 +67,8 @@ inline std::int32_t visible_tokens(const StepLengths& lengths, Mask mask, std::i
   return causal_tokens(seq_len, lengths.query_start[b + 1], token);
 }
 
-// Cuts every request's rows into tiles, in order. Returns the number of tiles; `line_ticks` is their summed unsplit
-// cost.
+// Cuts every request's rows into tiles, in the order of their numbers. Returns the number of tiles; `line_ticks` is
+// their summed unsplit cost.
 std::int32_t make_tiles(const PlanConfig& config, const StepLengths& lengths, std::span<Tile> tiles,
                         std::int64_t& line_ticks);
 

@@ -6,6 +6,7 @@
 
 #include "core/checked.hpp"
 #include "plan/policies.hpp"
+#include "plan/prefill.hpp"
 #include "plan/uniform.hpp"
 
 namespace latte {
@@ -40,6 +41,44 @@ void Emitter::piece(std::int32_t block_begin, std::int32_t block_end, std::int64
 
 void Emitter::finish(std::int32_t tiles) { out_.reduce_indptr[static_cast<std::size_t>(tiles)] = partials_; }
 
+namespace {
+
+// Each fills all arrays, and the counts of work_meta_data that belong to tiles and partials.
+Outcome plan_decode(const PlanConfig& config, const StepLengths& lengths, const Buffers& buffers) {
+  std::int64_t line_ticks = 0;
+  const std::int32_t tiles = make_tiles(config, lengths, buffers.tiles, line_ticks);
+  const Step step{.config = config,
+                  .tiles = buffers.tiles.first(static_cast<std::size_t>(tiles)),
+                  .line_ticks = line_ticks,
+                  .fixed = {.piece = config.cost.piece_ticks, .split = split_ticks(config)}};
+
+  Emitter emitter(config, lengths, buffers);
+  Outcome outcome{};
+  switch (config.policy.kind) {
+    case PolicyKind::balanced: outcome = emit_balanced(step, buffers, emitter); break;
+    case PolicyKind::uniform:
+      outcome = emit_uniform(step, config.policy.n, buffers, emitter);
+      outcome.makespan = uniform_makespan(step, config.policy.n, buffers.loads);
+      break;
+    case PolicyKind::batch_invariant: outcome = emit_batch_invariant(step, buffers, emitter); break;
+  }
+  emitter.finish(tiles);
+  buffers.meta[kMetaTiles] = tiles;
+  buffers.meta[kMetaSplitTiles] = emitter.split_tiles();
+  buffers.meta[kMetaPartials] = emitter.partials();
+  buffers.meta[kMetaPartialRows] = emitter.partial_rows();
+  return outcome;
+}
+
+Outcome plan_prefill(const PlanConfig& config, const StepLengths& lengths, const PrefillScratch& scratch,
+                     const Buffers& buffers) {
+  const PrefillStep step = prefill_step(config, lengths, scratch);
+  const Outcome outcome = deal_prefill(step);
+  emit_prefill(step, outcome.records, buffers);
+  return outcome;
+}
+
+}  // namespace
 }  // namespace plan
 
 Result<Plan> make_plan(const PlanConfig& given, const StepLengths& lengths, std::span<std::int32_t> words) {
@@ -48,39 +87,21 @@ Result<Plan> make_plan(const PlanConfig& given, const StepLengths& lengths, std:
   if (static_cast<std::int64_t>(words.size()) < sizes->words)
     return Status{Code::invalid_argument, "words", "at least " + std::to_string(sizes->words),
                   std::to_string(words.size())};
-  if (Status status = plan::check_lengths(given.limits, given.heads, lengths); !status.ok()) return status;
+  if (Status status = plan::check_lengths(given, lengths); !status.ok()) return status;
 
   PlanConfig config = given;
   config.workers = plan::worker_count(given);
-  const plan::Buffers buffers = plan::carve(*sizes, config.workers, words);
-  std::int64_t line_ticks = 0;
-  const std::int32_t tiles = plan::make_tiles(config, lengths, buffers.tiles, line_ticks);
-  const plan::Step step{.config = config,
-                        .tiles = buffers.tiles.first(static_cast<std::size_t>(tiles)),
-                        .line_ticks = line_ticks,
-                        .fixed = {.piece = config.cost.piece_ticks, .split = plan::split_ticks(config)}};
-
-  plan::Emitter emitter(config, lengths, buffers);
-  plan::Outcome outcome{};
-  switch (config.policy.kind) {
-    case PolicyKind::balanced: outcome = plan::emit_balanced(step, buffers, emitter); break;
-    case PolicyKind::uniform:
-      outcome = plan::emit_uniform(step, config.policy.n, buffers, emitter);
-      outcome.makespan = plan::uniform_makespan(step, config.policy.n, buffers.loads);
-      break;
-    case PolicyKind::batch_invariant: outcome = plan::emit_batch_invariant(step, buffers, emitter); break;
-  }
-  emitter.finish(tiles);
+  const plan::Buffers buffers = plan::carve(config, *sizes, words);
+  const plan::Outcome outcome =
+      config.op == Op::prefill
+          ? plan::plan_prefill(config, lengths, plan::carve_prefill(config, *sizes, words), buffers)
+          : plan::plan_decode(config, lengths, buffers);
 
   const plan::Ticks makespan = outcome.makespan;
   buffers.meta[kMetaVersion] = kPlanVersion;
   buffers.meta[kMetaWorkers] = config.workers;
   buffers.meta[kMetaRequests] = static_cast<std::int32_t>(lengths.seq_lens.size());
   buffers.meta[kMetaRecords] = static_cast<std::int32_t>(outcome.records);
-  buffers.meta[kMetaTiles] = tiles;
-  buffers.meta[kMetaSplitTiles] = emitter.split_tiles();
-  buffers.meta[kMetaPartials] = emitter.partials();
-  buffers.meta[kMetaPartialRows] = emitter.partial_rows();
   buffers.meta[kMetaHeads] = config.heads;
   buffers.meta[kMetaRowTile] = config.row_tile;
   buffers.meta[kMetaKvBlock] = config.kv_block;
@@ -88,12 +109,14 @@ Result<Plan> make_plan(const PlanConfig& given, const StepLengths& lengths, std:
   buffers.meta[kMetaMakespanLow] = makespan.low;
   buffers.meta[kMetaMakespanHigh] = makespan.high;
 
+  const auto tiles = static_cast<std::size_t>(buffers.meta[kMetaTiles]);
+  const auto partials = static_cast<std::size_t>(buffers.meta[kMetaPartials]);
   return Plan{.work_meta_data = buffers.meta,
               .work_indptr = buffers.indptr,
               .work_info_set = buffers.records.first(static_cast<std::size_t>(outcome.records)),
-              .reduce_indptr = buffers.reduce_indptr.first(static_cast<std::size_t>(tiles) + 1),
-              .reduce_final_map = buffers.reduce_final.first(static_cast<std::size_t>(tiles)),
-              .reduce_partial_map = buffers.reduce_partial.first(static_cast<std::size_t>(emitter.partials()))};
+              .reduce_indptr = buffers.reduce_indptr.first(tiles + 1),
+              .reduce_final_map = buffers.reduce_final.first(tiles),
+              .reduce_partial_map = buffers.reduce_partial.first(partials)};
 }
 
 std::int64_t record_ticks(const PlanConfig& config, const WorkRecord& record) {

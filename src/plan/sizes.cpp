@@ -11,11 +11,18 @@
 //               piece,  partials <= 2 * (2W - 1).
 //
 // Every partial has at most row_tile rows.
+//
+// Prefill: tiles never mix heads, so t(r) = heads * ceil(r / row_tile), and
+//   tiles    <= heads * min(R * ceil(max_query / row_tile), R + total_query / row_tile).
+//   uniform(n) and batch_invariant(c) as above; batch_invariant(0) never splits.
+//   balanced:   tiles are whole, but for those cut where one of W shares ends. So at most W - 1 extra pieces:
+//               records <= tiles + W - 1,  partials <= 2 * (W - 1).
 #include <algorithm>
 #include <limits>
 
 #include "core/checked.hpp"
 #include "plan/layout.hpp"
+#include "plan/prefill.hpp"
 
 namespace latte::plan {
 namespace {
@@ -45,8 +52,10 @@ Status check_config(const PlanConfig& config) {
   if (limits.max_total_kv_tokens < 0) return bad("limits.max_total_kv_tokens", ">= 0", limits.max_total_kv_tokens);
   if (config.policy.kind == PolicyKind::uniform && (config.policy.n < 1 || config.policy.n > 4096))
     return bad("policy.n", "1 .. 4096 splits", config.policy.n);
-  if (config.policy.kind == PolicyKind::batch_invariant && config.policy.n < 1)
-    return bad("policy.n", ">= 1 KV tokens a chunk", config.policy.n);
+  const bool may_be_whole = config.op == Op::prefill;
+  if (config.policy.kind == PolicyKind::batch_invariant && config.policy.n < (may_be_whole ? 0 : 1))
+    return bad("policy.n", may_be_whole ? ">= 0 KV tokens a chunk" : ">= 1 KV tokens a chunk", config.policy.n);
+  if (config.shared_cache_tokens < 0) return bad("shared_cache_tokens", ">= 0", config.shared_cache_tokens);
   const auto in_range = [](std::int32_t ticks) { return ticks >= 0 && ticks <= kMaxTicks; };
   if (!in_range(cost.piece_ticks)) return bad("cost.piece_ticks", "0 .. 2^28", cost.piece_ticks);
   if (!in_range(cost.split_ticks)) return bad("cost.split_ticks", "0 .. 2^28", cost.split_ticks);
@@ -59,12 +68,18 @@ Status check_config(const PlanConfig& config) {
 
 // Summed costs must stay far from 2^63, so that the planner can add and scale them without a thought.
 bool costs_fit(const PlanConfig& config, const Limits& limits, std::int64_t tiles_per_request, std::int64_t tiles) {
+  constexpr std::int64_t kMostTicks = std::int64_t{1} << 60;
   std::int64_t blocks = 0, ticks = 0;
-  return checked_add(limits.max_total_kv_tokens / config.kv_block, limits.max_requests, blocks) &&
-         checked_mul(blocks, tiles_per_request, blocks) && checked_add(blocks, 4 * tiles, blocks) &&
-         checked_mul(blocks, config.cost.block(config.row_tile) + config.cost.piece_ticks + config.cost.split_ticks,
-                     ticks) &&
-         ticks < std::int64_t{1} << 60;
+  const std::int64_t block_ticks =
+      config.cost.block(config.row_tile) + config.cost.piece_ticks + config.cost.split_ticks;
+  const bool all = checked_add(limits.max_total_kv_tokens / config.kv_block, limits.max_requests, blocks) &&
+                   checked_mul(blocks, tiles_per_request, blocks) && checked_add(blocks, 4 * tiles, blocks) &&
+                   checked_mul(blocks, block_ticks, ticks) && ticks < kMostTicks;
+  if (config.op == Op::decode || !all) return all;
+  // A Dealer numbers its workers by load * leaves, where leaves < 2 * workers. List scheduling loads none with more
+  // than an equal share of all and a piece, so the largest is below  2 * all + (piece + 1) * leaves < 2^62.
+  return checked_mul(std::int64_t{limits.max_kv_tokens} / config.kv_block + 2, block_ticks, ticks) &&
+         checked_mul(ticks, Dealer::leaves(worker_count(config)), ticks) && ticks < kMostTicks;
 }
 
 }  // namespace
@@ -84,12 +99,14 @@ Limits resolve(const Limits& limits) {
   return full;
 }
 
-std::int64_t words_needed(const PlanSizes& sizes, std::int32_t workers) {
-  return layout(sizes, workers).scratch + sizes.tiles * kTileWords + 4 * (std::int64_t{workers} + 1) +
-         2 * std::int64_t{workers};
+std::int64_t words_needed(const PlanConfig& config, const PlanSizes& sizes) {
+  const std::int64_t workers = worker_count(config), scratch = layout(sizes, workers).scratch;
+  if (config.op == Op::prefill) return scratch + prefill_scratch_words(config, sizes);
+  return scratch + sizes.tiles * kTileWords + 4 * (workers + 1) + 2 * workers;
 }
 
-Buffers carve(const PlanSizes& sizes, std::int32_t workers, std::span<std::int32_t> words) {
+Buffers carve(const PlanConfig& config, const PlanSizes& sizes, std::span<std::int32_t> words) {
+  const std::int32_t workers = worker_count(config);
   const Layout at = layout(sizes, workers);
   const auto take = [&]<class T>(std::span<T>& array, std::int64_t offset, std::int64_t count) {
     array = {reinterpret_cast<T*>(words.data() + offset), static_cast<std::size_t>(count)};
@@ -102,9 +119,11 @@ Buffers carve(const PlanSizes& sizes, std::int32_t workers, std::span<std::int32
   take(b.reduce_indptr, at.reduce_indptr, sizes.tiles + 1);
   take(b.reduce_final, at.reduce_final, sizes.tiles);
   take(b.reduce_partial, at.reduce_partial, sizes.partials);
-  const std::int64_t cuts = take(b.tiles, at.scratch, sizes.tiles);
-  const std::int64_t loads = take(b.cuts, cuts, 2 * (std::int64_t{workers} + 1));
-  take(b.loads, loads, workers);
+  if (config.op == Op::decode) {
+    const std::int64_t cuts = take(b.tiles, at.scratch, sizes.tiles);
+    const std::int64_t loads = take(b.cuts, cuts, 2 * (std::int64_t{workers} + 1));
+    take(b.loads, loads, workers);
+  }
 
   b.meta[kMetaOffsetIndptr] = static_cast<std::int32_t>(at.indptr);
   b.meta[kMetaOffsetRecords] = static_cast<std::int32_t>(at.records);
@@ -128,28 +147,35 @@ Result<PlanSizes> plan_sizes(const PlanConfig& config) {
   constexpr std::int64_t kMaxInt = std::numeric_limits<std::int32_t>::max();
   const std::int64_t total_rows = static_cast<std::int64_t>(limits.max_total_query_tokens) * config.heads;
   if (total_rows > kMaxInt) return too_large("limits.max_total_query_tokens", "tokens * heads below 2^31");
-  const std::int64_t tiles_per_request = ceil_div(
-      std::min<std::int64_t>(limits.max_query_tokens, limits.max_total_query_tokens) * config.heads, config.row_tile);
+  const bool prefill = config.op == Op::prefill;
+  const std::int64_t longest_query = std::min(limits.max_query_tokens, limits.max_total_query_tokens);
+  const std::int64_t tiles_per_request = prefill ? ceil_div(longest_query, config.row_tile) * config.heads
+                                                 : ceil_div(longest_query * config.heads, config.row_tile);
   const std::int64_t workers = plan::worker_count(config);
 
   PlanSizes sizes;
-  sizes.tiles = std::min(limits.max_requests * tiles_per_request, limits.max_requests + total_rows / config.row_tile);
+  const std::int64_t requests = limits.max_requests;
+  sizes.tiles = std::min(requests * tiles_per_request,
+                         prefill ? (requests + limits.max_total_query_tokens / config.row_tile) * config.heads
+                                 : requests + total_rows / config.row_tile);
   if (sizes.tiles > kMaxInt / 64) return too_large("limits.max_requests", "below 2^25 tiles");
   if (!plan::costs_fit(config, limits, tiles_per_request, sizes.tiles))
     return too_large("limits.max_total_kv_tokens", "summed costs below 2^60 ticks");
 
   switch (config.policy.kind) {
-    case PolicyKind::balanced:
-      sizes.records = sizes.tiles + 2 * workers - 1;
-      sizes.partials = std::min(sizes.records, 2 * (2 * workers - 1));
+    case PolicyKind::balanced: {
+      const std::int64_t extra = prefill ? workers - 1 : 2 * workers - 1;
+      sizes.records = sizes.tiles + extra;
+      sizes.partials = std::min(sizes.records, 2 * extra);
       break;
+    }
     case PolicyKind::uniform:
       sizes.records = sizes.tiles * config.policy.n;
       sizes.partials = config.policy.n > 1 ? sizes.records : 0;
       break;
     case PolicyKind::batch_invariant: {
       const std::int64_t chunk = round_up(config.policy.n, config.kv_block);
-      const std::int64_t extra = tiles_per_request * (limits.max_total_kv_tokens / chunk);
+      const std::int64_t extra = chunk == 0 ? 0 : tiles_per_request * (limits.max_total_kv_tokens / chunk);
       if (extra > kMaxInt) return too_large("limits.max_total_kv_tokens", "below 2^31 chunks");
       sizes.records = sizes.tiles + extra;
       sizes.partials = std::min(sizes.records, 2 * extra);
@@ -157,7 +183,7 @@ Result<PlanSizes> plan_sizes(const PlanConfig& config) {
     }
   }
   sizes.partial_rows = sizes.partials * config.row_tile;
-  sizes.words = plan::words_needed(sizes, static_cast<std::int32_t>(workers));
+  sizes.words = plan::words_needed(config, sizes);
   if (sizes.words > kMaxInt || sizes.partial_rows > kMaxInt)
     return too_large("limits", "a plan below 2^31 words and partial rows");
   return sizes;

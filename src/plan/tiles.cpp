@@ -22,9 +22,30 @@ std::int32_t tile_extent(const StepLengths& lengths, Mask mask, std::int32_t req
   return extent;
 }
 
+// prefill: requests by index, query tokens ascending, heads ascending.
+template <class Fn>
+void for_each_prefill_tile(const PlanConfig& config, const StepLengths& lengths, const Fn& fn) {
+  const std::int32_t step_tokens = lengths.query_start.back();
+  for (std::int32_t b = 0; b < static_cast<std::int32_t>(lengths.seq_lens.size()); ++b) {
+    const std::int32_t query_end = lengths.query_start[static_cast<std::size_t>(b) + 1];
+    for (std::int32_t token = lengths.query_start[static_cast<std::size_t>(b)]; token < query_end;) {
+      const std::int32_t rows = std::min(config.row_tile, query_end - token);
+      Tile tile{.request = b, .row_begin = token, .row_end = token + rows};
+      tile.kv_extent = tile_extent(lengths, config.mask, b, token, token + rows - 1);
+      tile.blocks = blocks_for(tile.kv_extent, config.kv_block);
+      for (std::int32_t head = 0; head < config.heads; ++head) {
+        fn(tile);
+        tile.row_begin += step_tokens, tile.row_end += step_tokens;
+      }
+      token += rows;
+    }
+  }
+}
+
 // Calls fn(tile) for every tile, in order: requests by index, rows by index.
 template <class Fn>
 void for_each_tile(const PlanConfig& config, const StepLengths& lengths, const Fn& fn) {
+  if (config.op == Op::prefill) return for_each_prefill_tile(config, lengths, fn);
   for (std::int32_t b = 0; b < static_cast<std::int32_t>(lengths.seq_lens.size()); ++b) {
     const std::int32_t row_end = lengths.query_start[static_cast<std::size_t>(b) + 1] * config.heads;
     for (std::int32_t row = lengths.query_start[static_cast<std::size_t>(b)] * config.heads; row < row_end;) {
@@ -88,6 +109,12 @@ Status check_lengths(const Limits& given, std::int32_t heads, const StepLengths&
                    lengths.visible[t]);
     }
   return {};
+}
+
+Status check_lengths(const PlanConfig& config, const StepLengths& lengths) {
+  if (config.op == Op::prefill && !lengths.visible.empty())
+    return bad(Code::invalid_argument, "visible", "none in prefill", static_cast<std::int64_t>(lengths.visible.size()));
+  return check_lengths(config.limits, config.heads, lengths);
 }
 
 std::int32_t make_tiles(const PlanConfig& config, const StepLengths& lengths, std::span<Tile> tiles,

@@ -6,60 +6,11 @@
 #include "testkit/rng.hpp"
 
 namespace latte::testkit {
-namespace {
-
-// Host memory and its copy; turns pointers into the one into pointers into the other.
-struct Copied {
-  Buffer host;
-  std::byte* device;
-};
-
-template <class T>
-void move_pointer(const std::vector<Copied>& copies, T*& pointer) {
-  const auto* at = reinterpret_cast<const std::byte*>(pointer);
-  for (const Copied& copy : copies)
-    if (at != nullptr && at >= copy.host.data() && at <= copy.host.data() + copy.host.size()) {
-      pointer = reinterpret_cast<T*>(copy.device + (at - copy.host.data()));
-      return;
-    }
-}
-
-template <class View>
-void move_view(const std::vector<Copied>& copies, View& view) {
-  auto* bytes = view.bytes();
-  move_pointer(copies, bytes);
-  view.data = bytes;
-}
-
-template <class T>
-void move_span(const std::vector<Copied>& copies, std::span<const T>& span) {
-  const T* data = span.data();
-  move_pointer(copies, data);
-  span = {data, span.size()};
-}
-
-}  // namespace
-
-void* DeviceBatch::allocate(std::size_t bytes, Status& status) {
-  Result<DeviceMemory> memory = DeviceMemory::allocate(backend_, bytes);
-  if (!memory) {
-    status = memory.status();
-    return nullptr;
-  }
-  memory_.push_back(std::move(*memory));
-  return memory_.back().data();
-}
-
-void* DeviceBatch::copy(const void* host, std::size_t bytes, Status& status) {
-  void* device = allocate(bytes, status);
-  if (device != nullptr && status.ok()) status = copy_to_device(backend_, device, host, bytes);
-  return device;
-}
 
 Status DeviceBatch::copy_lengths(const StepLengths& lengths) {
   Status status;
   const auto take = [&](std::span<const std::int32_t> values) {
-    return static_cast<const std::int32_t*>(copy(values.data(), values.size_bytes(), status));
+    return static_cast<const std::int32_t*>(copies_.copy(values.data(), values.size_bytes(), status));
   };
   lengths_ = {.requests = static_cast<std::int32_t>(lengths.seq_lens.size()),
               .seq_lens = take(lengths.seq_lens),
@@ -81,26 +32,21 @@ Status DeviceBatch::set_lengths(const StepLengths& lengths) const {
 Result<DeviceBatch> DeviceBatch::upload(const Backend& backend, const DecodeBatch& batch) {
   DeviceBatch device(backend);
   Status status;
-  std::vector<Copied> copies;
-  const auto take = [&](const Buffer& host) {
-    auto* bytes = static_cast<std::byte*>(device.copy(host.data(), host.size(), status));
-    if (host.data() != nullptr) copies.push_back({host, bytes});
-    return bytes;
-  };
-  for (const Buffer& host : batch.input_memory()) take(host);
-  for (const Buffer& host : batch.output_memory()) device.outputs_.push_back(take(host));
+  for (const Buffer& host : batch.input_memory()) device.copies_.copy(host, status);
+  for (const Buffer& host : batch.output_memory()) device.outputs_.push_back(device.copies_.copy(host, status));
   if (status.ok()) status = device.copy_lengths(batch.lengths());
   if (!status) return status;
 
   DecodeArgs& args = device.args_ = batch.args();
-  for (ConstTensorView* view : {&args.q, &args.q_nope, &args.q_pe, &args.kv_cache}) move_view(copies, *view);
-  move_view(copies, args.out);
-  move_view(copies, args.lse);
-  move_pointer(copies, args.pages.block_table);
-  move_span(copies, args.pages.page_indptr);
-  move_span(copies, args.pages.page_indices);
-  move_pointer(copies, args.q_scale_ptr);
-  move_pointer(copies, args.kv_scale_ptr);
+  const DeviceCopies& copies = device.copies_;
+  for (ConstTensorView* view : {&args.q, &args.q_nope, &args.q_pe, &args.kv_cache}) copies.move_view(*view);
+  copies.move_view(args.out);
+  copies.move_view(args.lse);
+  copies.move(args.pages.block_table);
+  copies.move_span(args.pages.page_indptr);
+  copies.move_span(args.pages.page_indices);
+  copies.move(args.q_scale_ptr);
+  copies.move(args.kv_scale_ptr);
   return device;
 }
 
@@ -146,7 +92,7 @@ Result<DeviceBatch> DeviceBatch::random(const Backend& backend, const DecodeCase
   Status status;
   const std::int64_t tokens = query_start.back(), width = c.latent + c.rope;
   const auto make = [&](Dtype dtype, std::int64_t count, bool filled) {
-    void* data = device.allocate(static_cast<std::size_t>(count) * dtype_bytes(dtype), status);
+    void* data = device.copies_.allocate(static_cast<std::size_t>(count) * dtype_bytes(dtype), status);
     if (status.ok() && filled)
       status = fill_random(backend, {.data = data, .dtype = dtype, .count = count, .spread = 1, .seed = rng.next()});
     return data;
@@ -158,7 +104,7 @@ Result<DeviceBatch> DeviceBatch::random(const Backend& backend, const DecodeCase
   args.out = dense(make(c.out_dtype, tokens * c.heads * c.latent, false), c.out_dtype, {tokens, c.heads, c.latent});
   if (c.with_lse) args.lse = dense(make(Dtype::f32, tokens * c.heads, false), Dtype::f32, {tokens, c.heads});
   args.pages = {.block_table = static_cast<const std::int32_t*>(
-                    device.copy(table.data(), table.size() * sizeof(std::int32_t), status)),
+                    device.copies_.copy(table.data(), table.size() * sizeof(std::int32_t), status)),
                 .block_table_stride = columns,
                 .max_pages = columns};
   args.scale = c.softmax_scale();

@@ -8,6 +8,7 @@
 #include "latte/device.hpp"
 #include "testkit/batch.hpp"
 #include "testkit/case.hpp"
+#include "testkit/device_copy.hpp"
 
 namespace latte::testkit {
 
@@ -29,14 +30,11 @@ class DeviceBatch {
   Status download_outputs(DecodeBatch& batch) const;
 
  private:
-  explicit DeviceBatch(const Backend& backend) : backend_(backend) {}
-  // Copies to new memory; returns null and sets `status` when that fails.
-  void* copy(const void* host, std::size_t bytes, Status& status);
-  void* allocate(std::size_t bytes, Status& status);
+  explicit DeviceBatch(const Backend& backend) : backend_(backend), copies_(backend) {}
   Status copy_lengths(const StepLengths& lengths);
 
   Backend backend_;
-  std::vector<DeviceMemory> memory_;
+  DeviceCopies copies_;
   std::vector<std::byte*> outputs_;  // in the order of DecodeBatch::output_memory()
   DecodeArgs args_;
   DeviceLengths lengths_;

@@ -11,6 +11,7 @@ namespace {
 
 constexpr std::int64_t kGuardBytes = 256;
 constexpr std::int64_t kPoolValues = 1 << 16;
+constexpr double kOutlier = 10;
 constexpr std::byte kPoison{0xff};
 
 std::int64_t bytes_of(Dtype dtype) { return static_cast<std::int64_t>(dtype_bytes(dtype)); }
@@ -57,10 +58,12 @@ Buffer poisoned_buffer(std::size_t bytes, Fill fill) {
   return buffer;
 }
 
-ValuePool::ValuePool(Dtype dtype, double standard_deviation, Rng& rng)
+ValuePool::ValuePool(Dtype dtype, double standard_deviation, Rng& rng, std::int32_t outlier_one_in)
     : dtype_(dtype), values_(static_cast<std::size_t>(kPoolValues * bytes_of(dtype))) {
-  for (std::int64_t i = 0; i < kPoolValues; ++i)
-    store(dtype, rng.normal() * standard_deviation, values_.data() + i * bytes_of(dtype));
+  for (std::int64_t i = 0; i < kPoolValues; ++i) {
+    const double factor = outlier_one_in > 0 && rng.chance(outlier_one_in) ? kOutlier : 1;
+    store(dtype, factor * rng.normal() * standard_deviation, values_.data() + i * bytes_of(dtype));
+  }
 }
 
 void ValuePool::copy_row(std::int64_t count, std::byte* to, Rng& rng) const {

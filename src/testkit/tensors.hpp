@@ -36,10 +36,10 @@ struct RowLayout {
 Buffer poisoned_buffer(std::size_t bytes, Fill fill);
 
 // Rows of random normal values, copied from random places of a pool that was encoded once: filling runs at the speed of
-// memory, and no two rows are alike.
+// memory, and no two rows are alike. With `outlier_one_in` every so many-th value, by chance, is ten times as large.
 class ValuePool {
  public:
-  ValuePool(Dtype dtype, double standard_deviation, Rng& rng);
+  ValuePool(Dtype dtype, double standard_deviation, Rng& rng, std::int32_t outlier_one_in = 0);
   void copy_row(std::int64_t count, std::byte* to, Rng& rng) const;
 
  private:

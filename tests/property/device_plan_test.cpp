@@ -261,7 +261,8 @@ Finding same_plan(Rng& rng, const PlanCase& c, const PlanCase& good, std::int32_
   return std::nullopt;
 }
 
-void expect_same_plans(const Sweep& sweep) {
+void expect_same_plans(Sweep sweep) {
+  sweep.options.op = Op::decode;
   for_each_case(sweep, [](Rng& rng, PlanCase& c) -> Finding {
     for (const Policy& policy : random_policies(rng, c)) {
       c.config.policy = policy;
@@ -284,7 +285,7 @@ TEST(DevicePlan, HasTheWordsOfTheHostsPlanForLargeSteps) {
 // Few tiles, many workers: where uniform candidates win, and where shares are shorter than a block.
 TEST(DevicePlan, HasTheWordsOfTheHostsPlanWhenWorkersOutnumberBlocks) {
   std::int32_t uniform_won = 0;
-  for_each_case({.cases = 3000, .options = {.max_requests = 30, .max_workers = 400, .max_tiles = 40}},
+  for_each_case({.cases = 3000, .options = {.op = Op::decode, .max_requests = 30, .max_workers = 400, .max_tiles = 40}},
                 [&](Rng& rng, PlanCase& c) -> Finding {
                   if (rng.one_in(2)) c.config.cost.split_ticks = c.config.cost.piece_ticks = 0;
                   if (rng.one_in(2)) c.config.kv_block = rng.in(200, 1000);
@@ -320,7 +321,7 @@ PlanCase clamped(const PlanCase& c, std::int32_t query_tokens) {
 }
 
 TEST(DevicePlan, ClampsWrongLengthsAndStaysInItsBuffers) {
-  for_each_case({.cases = 3000}, [](Rng& rng, PlanCase& c) -> Finding {
+  for_each_case({.cases = 3000, .options = {.op = Op::decode}}, [](Rng& rng, PlanCase& c) -> Finding {
     const std::int32_t query_tokens = rng.one_in(3) ? c.tokens() / 2 : c.tokens() + rng.in(0, 3);
     const std::int32_t odds = rng.pick({1, 3, 20});
     for (std::int32_t& length : c.seq_lens)

@@ -64,6 +64,11 @@ struct PlanCase {
   std::int32_t requests() const { return static_cast<std::int32_t>(seq_lens.size()); }
   std::int32_t tokens() const { return query_start.back(); }
   std::int32_t rows() const { return tokens() * config.heads; }
+  bool prefill() const { return config.op == Op::prefill; }
+  std::int32_t queries(std::int32_t b) const { return query_start[b + 1] - query_start[b]; }
+  // The two numberings of rows that plan.hpp defines.
+  std::int32_t token_of(std::int32_t row) const { return prefill() ? row % tokens() : row / config.heads; }
+  std::int32_t head_of(std::int32_t row) const { return prefill() ? row / tokens() : row % config.heads; }
 };
 
 inline std::string join(std::span<const std::int32_t> values) {
@@ -76,7 +81,8 @@ inline std::string describe(const PlanCase& c) {
   const PlanConfig& p = c.config;
   std::vector<std::int32_t> queries;
   for (std::size_t b = 0; b < c.seq_lens.size(); ++b) queries.push_back(c.query_start[b + 1] - c.query_start[b]);
-  std::string text = std::string(policy_name(p.policy.kind)) + "(" + std::to_string(p.policy.n) + ")";
+  std::string text = std::string(op_name(p.op)) + " " + std::string(policy_name(p.policy.kind)) + "(" +
+                     std::to_string(p.policy.n) + ")";
   const auto add = [&text](const char* name, std::int64_t value) {
     text += std::string(" ") + name + "=" + std::to_string(value);
   };
@@ -87,6 +93,7 @@ inline std::string describe(const PlanCase& c) {
   add("max_requests", p.limits.max_requests), add("max_q", p.limits.max_query_tokens);
   add("max_total_q", p.limits.max_total_query_tokens), add("max_kv", p.limits.max_kv_tokens);
   add("max_total_kv", p.limits.max_total_kv_tokens), add("limits.workers", p.limits.workers);
+  if (c.prefill()) add("shared_cache", p.shared_cache_tokens);
   text += " kv=" + join(c.seq_lens) + " q=" + join(queries);
   if (!c.visible.empty()) text += " visible=" + join(c.visible);
   return text;
@@ -128,11 +135,35 @@ inline void random_lengths(Rng& rng, PlanCase& c, std::int32_t max_requests) {
       c.visible.push_back(rng.one_in(5) ? 0 : rng.one_in(5) ? c.seq_lens[b] : rng.in(0, c.seq_lens[b]));
 }
 
+// Prompts of one of several families: fresh ones, ones with KV that is older than the query, queries longer than their
+// KV, whose first rows see nothing. `most` requests, `most_tokens` query tokens in all.
+inline void random_prompts(Rng& rng, PlanCase& c, std::int32_t most, std::int32_t most_tokens) {
+  const std::int32_t family = rng.in(0, 6);
+  const std::int32_t requests = rng.log_in(family == 0 ? 0 : 1, most);
+  const std::int32_t top = std::max(1, most_tokens / std::max(requests, 1));
+  const std::int32_t same = rng.in(1, top);
+  const std::int32_t huge = family == 2 ? rng.in(0, requests - 1) : -1;
+  for (std::int32_t b = 0; b < requests; ++b) {
+    std::int32_t query = family == 1 ? same : rng.log_in(rng.one_in(8) ? 0 : 1, top);
+    if (family == 2) query = b == huge ? top : rng.in(0, std::max(1, top / 16));
+    if (family == 6) query = rng.in(0, 2) * c.config.row_tile + rng.in(-1, 1);
+    query = std::clamp(query, 0, top);
+    std::int32_t kv = query;
+    if (family == 3) kv += rng.log_in(0, 5000);
+    if (family == 4) kv = rng.in(0, query);
+    if (family == 5) kv = rng.in(0, 2 * query);
+    if (rng.one_in(20)) kv = 0;
+    c.seq_lens.push_back(kv);
+    c.query_start.push_back(c.query_start.back() + query);
+  }
+}
+
 inline std::int64_t tile_count(const PlanCase& c) {
   std::int64_t tiles = 0;
-  for (std::size_t b = 0; b < c.seq_lens.size(); ++b) {
-    const std::int32_t rows = (c.query_start[b + 1] - c.query_start[b]) * c.config.heads;
-    tiles += (rows + c.config.row_tile - 1) / c.config.row_tile;
+  for (std::int32_t b = 0; b < c.requests(); ++b) {
+    const std::int32_t alike = c.prefill() ? c.config.heads : 1;
+    const std::int32_t rows = c.queries(b) * c.config.heads / alike;
+    tiles += (rows + c.config.row_tile - 1) / c.config.row_tile * alike;
   }
   return tiles;
 }
@@ -157,6 +188,7 @@ inline void tight_or_loose_limits(Rng& rng, PlanCase& c) {
 }
 
 struct CaseOptions {
+  std::optional<Op> op{};  // none: either
   std::int32_t max_requests = 40;
   std::int32_t max_workers = 160;
   std::int32_t max_tiles = 200;
@@ -164,24 +196,33 @@ struct CaseOptions {
 
 inline PlanCase random_case(Rng& rng, const CaseOptions& options = {}) {
   PlanCase c;
+  c.config.op = options.op ? *options.op : rng.one_in(2) ? Op::prefill : Op::decode;
   c.config.heads = rng.pick({1, 2, 3, 5, 8, 12, 16, 24, 48, 64, 100, 128});
   c.config.row_tile = rng.pick({1, 3, 4, 8, 16, 32, 48, 64, 128});
   c.config.kv_block = rng.pick({1, 2, 7, 16, 32, 64, 100, 128});
   c.config.workers = rng.log_in(1, options.max_workers);
   c.config.mask = rng.one_in(4) ? Mask::none : Mask::causal;
   c.config.cost = random_cost(rng);
-  random_lengths(rng, c, options.max_requests);
-  while (tile_count(c) > options.max_tiles) c.config.row_tile *= 2;
+  if (c.prefill()) {
+    c.config.shared_cache_tokens = rng.one_in(3) ? 0 : rng.log_in(1, 100000);
+    random_prompts(rng, c, std::clamp(2 * options.max_tiles / c.config.heads, 1, options.max_requests),
+                   std::max(40, 10000 / c.config.heads));
+  } else {
+    random_lengths(rng, c, options.max_requests);
+  }
+  while (tile_count(c) > (c.prefill() ? 2 : 1) * options.max_tiles && c.config.row_tile < 2048) c.config.row_tile *= 2;
   tight_or_loose_limits(rng, c);
   return c;
 }
 
 // One policy of each kind. Chunks are kept so that no request has more than about 64 of them, and some are not a
-// multiple of the KV block.
+// multiple of the KV block. Prefill may also have its chunks left out.
 inline std::vector<Policy> random_policies(Rng& rng, const PlanCase& c) {
   const std::int32_t fewest = c.config.limits.max_kv_tokens / 64 / c.config.kv_block + 1;
   const std::int32_t chunk = rng.in(fewest, fewest + 12) * c.config.kv_block + 1;
-  return {Policy::balanced(), Policy::uniform(rng.in(1, 20)), Policy::batch_invariant(chunk - rng.in(0, 1))};
+  const bool whole = c.prefill() && rng.one_in(3);
+  return {Policy::balanced(), Policy::uniform(rng.in(1, 20)),
+          Policy::batch_invariant(whole ? 0 : chunk - rng.in(0, 1))};
 }
 
 // A plan in a buffer of exactly plan_sizes().words between guard words; whatever was there before is poison.

@@ -29,7 +29,7 @@ TEST(PlanCostProperty, TheEstimateIsTheLargestSumOverAWorkersRecords) {
 // (1 + 1/8) * ideal + the fixed cost of one piece, asked of batches with at least 8 blocks of the widest tile a worker.
 TEST(PlanCostProperty, BalancedIsWithinAnEighthOfIdeal) {
   std::int32_t asked = 0;
-  for_each_case({.cases = 8000}, [&asked](Rng& rng, PlanCase& c) -> Finding {
+  for_each_case({.cases = 8000, .options = {.op = Op::decode}}, [&asked](Rng& rng, PlanCase& c) -> Finding {
     c.config.policy = Policy::balanced();
     // Half the time as many workers as the batch can just feed, where the bound is tightest.
     const std::int64_t eight_blocks = 8 * c.config.cost.block(c.config.row_tile);
@@ -52,7 +52,7 @@ TEST(PlanCostProperty, BalancedIsWithinAnEighthOfIdeal) {
 }
 
 TEST(PlanCostProperty, BalancedIsNeverEstimatedWorseThanUniform) {
-  for_each_case({}, [](Rng&, PlanCase& c) -> Finding {
+  for_each_case({.options = {.op = Op::decode}}, [](Rng&, PlanCase& c) -> Finding {
     c.config.policy = Policy::balanced();
     const GuardedPlan balanced(c);
     if (!balanced.error().empty()) return balanced.error();

@@ -45,15 +45,18 @@ TEST(PlanInvariance, TheSameInputGivesTheSameBits) {
   });
 }
 
-// A piece, said without anything that moves with the neighbours: rows from the request's first, KV range, split or not.
+// A piece, said without anything that moves with the neighbours: its first and last row counted from the request's
+// first, KV range, split or not.
 using Chunk = std::tuple<std::int32_t, std::int32_t, std::int32_t, std::int32_t, std::int32_t, bool>;
 
 std::vector<Chunk> chunks_of(const PlanCase& c, const Plan& plan, std::int32_t request) {
-  const std::int32_t first_row = c.query_start[request] * c.config.heads;
+  const auto own_row = [&](std::int32_t row) {
+    return (c.token_of(row) - c.query_start[request]) * c.config.heads + c.head_of(row);
+  };
   std::vector<Chunk> chunks;
   for (const WorkRecord& r : plan.work_info_set)
     if (r.request == request)
-      chunks.emplace_back(r.row_begin - first_row, r.row_end - first_row, r.kv_begin, r.kv_end, r.kv_after,
+      chunks.emplace_back(own_row(r.row_begin), own_row(r.row_end - 1), r.kv_begin, r.kv_end, r.kv_after,
                           r.partial_row >= 0);
   std::sort(chunks.begin(), chunks.end());
   return chunks;
@@ -108,7 +111,8 @@ TEST(PlanInvariance, BatchInvariantChunksHaveOneSize) {
     if (!guarded.error().empty()) return guarded.error();
     const Truth truth(c);
     const std::int32_t block = c.config.kv_block;
-    const std::int32_t chunk = (c.config.policy.n + block - 1) / block * block;
+    const std::int32_t chunk =
+        c.config.policy.n == 0 ? c.config.limits.max_kv_tokens + 1 : (c.config.policy.n + block - 1) / block * block;
     for (const WorkRecord& r : guarded.plan().work_info_set) {
       const bool last = r.kv_end >= truth.extent(c, r.row_begin, r.row_end);
       if (r.kv_begin % chunk != 0 || r.kv_end - r.kv_begin > chunk || (!last && r.kv_end - r.kv_begin != chunk))

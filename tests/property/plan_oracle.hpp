@@ -41,7 +41,7 @@ struct Truth {
   std::int32_t extent(const PlanCase& c, std::int32_t row_begin, std::int32_t row_end) const {
     std::int32_t most = 0;
     for (std::int32_t row = row_begin; row < row_end; ++row)
-      most = std::max(most, visible_of_token[static_cast<std::size_t>(row / c.config.heads)]);
+      most = std::max(most, visible_of_token[static_cast<std::size_t>(c.token_of(row))]);
     return most;
   }
 };
@@ -53,6 +53,13 @@ struct Tile {
 inline std::vector<Tile> expected_tiles(const PlanCase& c) {
   std::vector<Tile> tiles;
   for (std::int32_t b = 0; b < c.requests(); ++b) {
+    if (c.prefill()) {
+      for (std::int32_t token = c.query_start[b]; token < c.query_start[b + 1]; token += c.config.row_tile)
+        for (std::int32_t head = 0; head < c.config.heads; ++head)
+          tiles.push_back({b, head * c.tokens() + token,
+                           head * c.tokens() + std::min(token + c.config.row_tile, c.query_start[b + 1])});
+      continue;
+    }
     const std::int32_t end = c.query_start[b + 1] * c.config.heads;
     for (std::int32_t row = c.query_start[b] * c.config.heads; row < end; row += c.config.row_tile)
       tiles.push_back({b, row, std::min(row + c.config.row_tile, end)});
@@ -64,9 +71,10 @@ inline std::vector<Tile> expected_tiles(const PlanCase& c) {
 inline Finding record_ranges(const PlanCase& c, const Plan& plan) {
   for (const WorkRecord& r : plan.work_info_set) {
     if (r.request < 0 || r.request >= c.requests()) return "no such request: " + text(r);
-    const std::int32_t first = c.query_start[r.request] * c.config.heads;
-    const std::int32_t last = c.query_start[r.request + 1] * c.config.heads;
-    if (r.row_begin < first || r.row_end > last || r.row_begin >= r.row_end) return "rows of another: " + text(r);
+    if (r.row_begin < 0 || r.row_end > c.rows() || r.row_begin >= r.row_end) return "no rows: " + text(r);
+    if (c.token_of(r.row_begin) < c.query_start[r.request] || c.token_of(r.row_end - 1) >= c.query_start[r.request + 1])
+      return "rows of another: " + text(r);
+    if (c.prefill() && c.head_of(r.row_begin) != c.head_of(r.row_end - 1)) return "two heads: " + text(r);
     if (r.kv_begin < 0 || r.kv_end < r.kv_begin || r.kv_end > c.seq_lens[r.request]) return "KV range: " + text(r);
     if (r.kv_after != c.seq_lens[r.request] - r.kv_end) return "kv_after: " + text(r);
   }
@@ -88,7 +96,7 @@ inline Finding covers_by_counting(const PlanCase& c, const Plan& plan) {
         ++count[row * static_cast<std::size_t>(width) + static_cast<std::size_t>(kv)];
     }
   for (std::size_t row = 0; row < rows; ++row) {
-    const std::size_t token = row / static_cast<std::size_t>(c.config.heads);
+    const auto token = static_cast<std::size_t>(c.token_of(static_cast<std::int32_t>(row)));
     if (!touched[row]) return "row " + std::to_string(row) + " is written by nobody";
     for (std::int32_t kv = 0; kv < width; ++kv) {
       const int times = count[row * static_cast<std::size_t>(width) + static_cast<std::size_t>(kv)];
@@ -109,7 +117,8 @@ inline Finding covers_by_ranges(const PlanCase& c, const Plan& plan) {
       ranges[static_cast<std::size_t>(row)].emplace_back(r.kv_begin, r.kv_end);
   for (std::size_t row = 0; row < ranges.size(); ++row) {
     std::sort(ranges[row].begin(), ranges[row].end());
-    const std::int32_t sees = truth.visible_of_token[row / static_cast<std::size_t>(c.config.heads)];
+    const auto token = static_cast<std::size_t>(c.token_of(static_cast<std::int32_t>(row)));
+    const std::int32_t sees = truth.visible_of_token[token];
     std::int32_t reached = 0;
     for (const auto& [begin, end] : ranges[row]) {
       if (begin != reached)
@@ -147,7 +156,8 @@ inline Finding block_aligned(const PlanCase& c, const Plan& plan) {
   return std::nullopt;
 }
 
-// Rows are packed: tiles are full but for a request's last one, in row order, and every record is one whole tile.
+// Rows are packed: tiles are full but for a request's last one (in prefill, a head's), in the order of plan.md, and
+// every record is one whole tile.
 inline Finding packed_tiles(const PlanCase& c, const Plan& plan) {
   const std::vector<Tile> tiles = expected_tiles(c);
   if (plan.reduce_final_map.size() != tiles.size())

@@ -17,11 +17,11 @@ void expect_of_every_plan(Check check, const Sweep& sweep = {}) {
 
 TEST(PlanProperty, EveryRowAndVisibleKvTokenIsCoveredOnceCountedOneByOne) {
   for_each_case({.cases = 4000, .options = {.max_requests = 8}}, [](Rng& rng, PlanCase& c) -> Finding {
-    for (std::int32_t& kv : c.seq_lens) kv = std::min(kv, 60);
+    for (std::int32_t& kv : c.seq_lens) kv = std::min(kv, c.prefill() ? 200 : 60);
     for (std::int32_t b = 0; !c.visible.empty() && b < c.requests(); ++b)
       for (std::int32_t t = c.query_start[b]; t < c.query_start[b + 1]; ++t)
         c.visible[t] = std::min(c.visible[t], c.seq_lens[b]);
-    if (c.rows() > 600) c.config.heads = rng.in(1, 7);
+    if (c.rows() > 600) c.config.heads = c.tokens() > 600 ? 1 : rng.in(1, c.prefill() ? 3 : 7);
     c.config.kv_block = rng.in(1, 9);
     for (const Policy& policy : random_policies(rng, c)) {
       c.config.policy = policy;
@@ -64,8 +64,9 @@ TEST(PlanProperty, PlansStayWithinTheirSizes) {
     if (plan.partial_rows() > sizes.partial_rows) return "partial_rows " + std::to_string(plan.partial_rows());
     if (c.config.policy.kind != PolicyKind::balanced) return std::nullopt;
     const std::int64_t workers = c.config.workers;
-    if (records > tiles + 2 * workers - 1) return "balanced: more than tiles + 2 * workers - 1 records";
-    if (partials > 4 * workers) return "balanced: more than 4 * workers partials";
+    const std::int64_t extra = c.prefill() ? workers - 1 : 2 * workers - 1;
+    if (records > tiles + extra) return "balanced: more than " + std::to_string(extra) + " extra records";
+    if (partials > 2 * extra) return "balanced: more than " + std::to_string(2 * extra) + " partials";
     return std::nullopt;
   });
 }

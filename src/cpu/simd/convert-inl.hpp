@@ -6,6 +6,7 @@
 #define LATTE_CPU_CONVERT_INL_
 #endif
 
+#include <algorithm>
 #include <cstring>
 
 #include "hwy/highway.h"
@@ -88,14 +89,13 @@ HWY_INLINE void ds_mla_latent_to_f32(const std::byte* token, float* HWY_RESTRICT
   }
 }
 
-// A whole token, latent then rope. fp8_e4m3 stays unscaled: its scale is folded into the scores and the output.
-HWY_INLINE void token_to_f32(const std::byte* token, KvFormat format, std::int32_t latent, std::int32_t rope,
-                             float* HWY_RESTRICT dst) {
+// A token's key, or in prefill its values. fp8_e4m3 stays unscaled: its scale is folded into the scores and the output.
+HWY_INLINE void token_to_f32(const std::byte* token, KvFormat format, std::int32_t width, float* HWY_RESTRICT dst) {
   if (format == KvFormat::fp8_ds_mla) {
     ds_mla_latent_to_f32(token, dst);
-    to_f32(token + kDsMlaRopeOffset, Dtype::bf16, rope, dst + latent);
+    to_f32(token + kDsMlaRopeOffset, Dtype::bf16, kDsMlaRope, dst + kDsMlaLatent);
   } else {
-    to_f32(token, kv_element_dtype(format), latent + rope, dst);
+    to_f32(token, kv_element_dtype(format), width, dst);
   }
 }
 
@@ -119,6 +119,29 @@ HWY_INLINE void store_scaled(const float* HWY_RESTRICT src, float factor, std::i
     auto* out32 = reinterpret_cast<float*>(dst);
     for (std::int32_t i = 0; i < count; i += kLanes)
       hn::StoreU(hn::Mul(hn::LoadU(d, src + i), hn::Set(d, factor)), d, out32 + i);
+  }
+}
+
+// A cached token as a row of another dtype. 16-bit rows of the cache's own dtype keep their bits.
+HWY_NOINLINE void copy_token(const TokenCopy& copy) {
+  constexpr std::int32_t kColumns = 1024;  // converted at a time, on the stack
+  const Dtype from = kv_element_dtype(copy.format);
+  const auto in_bytes = static_cast<std::int64_t>(dtype_bytes(from));
+  const auto out_bytes = static_cast<std::int64_t>(dtype_bytes(copy.dtype));
+  if (from == copy.dtype) {
+    std::memcpy(copy.out, copy.token, static_cast<std::size_t>(copy.width * out_bytes));
+    return;
+  }
+  alignas(64) float values[kColumns];
+  if (copy.format == KvFormat::fp8_ds_mla) {
+    static_assert(kDsMlaLatent + kDsMlaRope <= kColumns);
+    token_to_f32(copy.token, copy.format, copy.width, values);
+    return store_scaled(values, 1.0f, copy.width, copy.out, copy.dtype);
+  }
+  for (std::int32_t begin = 0; begin < copy.width; begin += kColumns) {
+    const std::int32_t columns = std::min(kColumns, copy.width - begin);
+    to_f32(copy.token + begin * in_bytes, from, columns, values);
+    store_scaled(values, copy.scale, columns, copy.out + begin * out_bytes, copy.dtype);
   }
 }
 

@@ -1,17 +1,19 @@
 // O = softmax(scale * Q K^T) V with fp32 multiply-adds, for any format, any width that is a multiple of 16, any target.
 //
-//   pages --load--> k[step][W] fp32 --scores--> s[panel][step][lanes] --absorb--> the same, now P^T --accumulate--> o
-//                                        ^ q[panel][W / 2][2][lanes], packed once per piece
+//   tokens --load--> k[step][W] fp32 --scores--> s[panel][step][lanes] --absorb--> the same, now P^T --accumulate--> o
+//                                         ^ q[panel][W / 2][2][lanes], packed once per piece                  v ^
 //
 // Rows are lanes in `scores` (S^T = K Q^T: rows times a broadcast of the key) and broadcasts in `accumulate` (O = P V:
-// columns times a broadcast probability), so P is never transposed. V is the first `latent` columns of the same block.
+// columns times a broadcast probability), so P is never transposed. V is the first columns of the same block in decode
+// and staged beside it in prefill.
 //
 // A key is broadcast two values at a time: even lanes take one, odd lanes the other, and the two vectors that hold a
 // panel's rows share the broadcast. That is 10 loads for 16 multiply-adds; one value at a time would be 18, and loads
 // were what limited it. The lanes are added up once, at the end.
 //
 // Registers: `scores` holds kTokens x 2 accumulators, `accumulate` kRows x 2. AVX-512: 16 of 32; AVX2: 8 of 16, which
-// is just what two FMA ports with a latency of 4 need. Staged block: 64 x 576 x 4 B = 147 KB, in L2.
+// is just what two FMA ports with a latency of 4 need. Staged block: 64 x 576 x 4 B = 147 KB, in L2; prefill: 64 x (192
+// + 128) x 4 B = 82 KB, and 256 rows beside it: q 196, s 66, o 131 KB.
 #if defined(LATTE_CPU_FP32_INL_) == defined(HWY_TARGET_TOGGLE)
 #ifdef LATTE_CPU_FP32_INL_
 #undef LATTE_CPU_FP32_INL_
@@ -33,24 +35,27 @@ inline constexpr std::int32_t kStep = kKvBlock;                // tokens staged 
 inline constexpr std::int32_t kTokens = kLanes >= 16 ? 8 : 4;  // tokens a register block of `scores`
 inline constexpr std::int32_t kRows = kLanes >= 16 ? 8 : 4;    // rows a register block of `accumulate`
 inline constexpr std::int32_t kRowTile = 64;
+inline constexpr std::int32_t kPrefillRowTile = 256;
 inline constexpr std::int32_t kPair = kLanes > 1 ? 2 : 1;  // key values a broadcast, vectors a panel in `scores`
 static_assert(kStep % kTokens == 0);
 
 struct Scratch {
-  float *q, *k, *s, *o, *total_o;
+  float *q, *k, *v, *s, *o, *total_o;
   float *max_log2, *sum, *total_sum, *factor;
   std::int32_t* bound;
-  std::int64_t
-      key_stride;  // elements between staged tokens: one cache line more than W, so that columns spread over sets
+  // Elements between staged tokens: one cache line more than they need, so that columns spread over sets.
+  std::int64_t key_stride, value_stride;
 
-  Scratch(Carver& carver, std::int32_t rows, std::int32_t latent, std::int32_t rope) {
-    const std::int64_t padded = round_up(rows, kLanes), width = latent + rope;
-    key_stride = width + 16;
-    q = carver.take<float>(padded * width);
+  Scratch(Carver& carver, std::int32_t rows, const Shape& shape) {
+    const std::int64_t padded = round_up(rows, kLanes);
+    key_stride = shape.width + 16;
+    value_stride = shape.values_in_keys ? key_stride : shape.v_width + 16;
+    q = carver.take<float>(padded * shape.width);
     k = carver.take<float>(kStep * key_stride);
+    v = shape.values_in_keys ? k : carver.take<float>(kStep * value_stride);
     s = carver.take<float>(padded * kStep);
-    o = carver.take<float>(padded * latent);
-    total_o = carver.take<float>(padded * latent);
+    o = carver.take<float>(padded * shape.v_width);
+    total_o = carver.take<float>(padded * shape.v_width);
     max_log2 = carver.take<float>(padded);
     sum = carver.take<float>(padded);
     total_sum = carver.take<float>(padded);
@@ -62,23 +67,24 @@ struct Scratch {
 struct Work {
   const Piece& piece;
   Scratch s;
-  std::int32_t rows, panels, latent, width;
-  bool folded = false;  // the totals hold something
+  std::int32_t rows, panels, width, v_width;
+  std::int32_t panel_begin = 0;  // panels in front see nothing of the block, nor of those behind it
+  bool folded = false;           // the totals hold something
 };
 
 // q[panel][W / 2][2][lanes]: the rows, transposed in pairs of values. Rows past the end are zero and see everything, so
 // they need no care later.
 HWY_INLINE void pack_query(Work& w) {
-  const QueryView& q = w.piece.call.q;
+  const QueryView& q = w.piece.q;
   const auto element = static_cast<std::int64_t>(dtype_bytes(q.dtype));
   float* row = w.s.k;  // not in use yet
   for (std::int32_t r = 0; r < w.panels * kLanes; ++r) {
     float* dst = w.s.q + (r / kLanes) * static_cast<std::int64_t>(w.width) * kLanes + r % kLanes * kPair;
     if (r < w.rows) {
       const std::int64_t token = w.piece.token(r), head = w.piece.head(r);
-      to_f32(q.nope + (token * q.nope_token_stride + head * q.nope_head_stride) * element, q.dtype, w.latent, row);
-      to_f32(q.rope + (token * q.rope_token_stride + head * q.rope_head_stride) * element, q.dtype, w.width - w.latent,
-             row + w.latent);
+      to_f32(q.nope + (token * q.nope_token_stride + head * q.nope_head_stride) * element, q.dtype, q.nope_width, row);
+      to_f32(q.rope + (token * q.rope_token_stride + head * q.rope_head_stride) * element, q.dtype, q.rope_width,
+             row + q.nope_width);
     } else {
       std::fill(row, row + w.width, 0.0f);
     }
@@ -88,14 +94,17 @@ HWY_INLINE void pack_query(Work& w) {
     w.s.max_log2[r] = kNegInf;
     w.s.sum[r] = 0;
   }
-  std::fill(w.s.o, w.s.o + static_cast<std::int64_t>(w.rows) * w.latent, 0.0f);
+  std::fill(w.s.o, w.s.o + static_cast<std::int64_t>(w.rows) * w.v_width, 0.0f);
 }
 
 // Stages `tokens` tokens from `first` on; zero tokens fill up the last register block.
-HWY_INLINE void load(Work& w, const TokenReader& reader, std::int32_t first, std::int32_t tokens) {
-  const CacheView& kv = w.piece.call.kv;
+HWY_INLINE void load(Work& w, std::int32_t first, std::int32_t tokens) {
+  const Piece& piece = w.piece;
   for (std::int32_t t = 0; t < tokens; ++t)
-    token_to_f32(reader.at(first + t), kv.format, w.latent, w.width - w.latent, w.s.k + t * w.s.key_stride);
+    token_to_f32(piece.keys.at(first + t), piece.shape.format, w.width, w.s.k + t * w.s.key_stride);
+  if (!piece.shape.values_in_keys)
+    for (std::int32_t t = 0; t < tokens; ++t)
+      token_to_f32(piece.values.at(first + t), piece.shape.format, w.v_width, w.s.v + t * w.s.value_stride);
   for (std::int32_t t = tokens; t % kTokens != 0; ++t)
     std::fill(w.s.k + t * w.s.key_stride, w.s.k + t * w.s.key_stride + w.width, 0.0f);
 }
@@ -142,7 +151,7 @@ HWY_INLINE void score_block(const float* HWY_RESTRICT k, std::int64_t key_stride
 
 HWY_INLINE void scores(Work& w, std::int32_t tokens) {
   for (std::int32_t t = 0; t < tokens; t += kTokens)
-    for (std::int32_t p = 0; p < w.panels; ++p)
+    for (std::int32_t p = w.panel_begin; p < w.panels; ++p)
       score_block(w.s.k + t * w.s.key_stride, w.s.key_stride, w.s.q + static_cast<std::int64_t>(p) * w.width * kLanes,
                   w.width, w.s.s + (p * kStep + t) * kLanes);
 }
@@ -171,19 +180,20 @@ HWY_INLINE void rescale(float* row, std::int32_t count, float factor) {
 
 // S^T -> P^T in place; rescales the outputs of rows whose reference rose.
 HWY_INLINE void absorb(Work& w, std::int32_t first, std::int32_t tokens) {
-  const float scale_log2 = w.piece.call.score_scale * kLog2e;
-  for (std::int32_t p = 0; p < w.panels; ++p) {
+  const float scale_log2 = w.piece.score_scale * kLog2e;
+  for (std::int32_t p = w.panel_begin; p < w.panels; ++p) {
     const std::int32_t row = p * kLanes;
     float* s = w.s.s + static_cast<std::int64_t>(p) * kStep * kLanes;
     const PanelState state{w.s.max_log2 + row, w.s.sum + row, w.s.bound + row};
     const bool masked = needs_mask(state.bound, first + tokens);
-    if (raise_panel(s, first, tokens, scale_log2, masked, state, w.s.factor + row))
+    const auto maxima = panel_maxima(s, first, tokens, masked, state.bound);
+    if (raise_panel(maxima, scale_log2, state, w.s.factor + row))
       for (std::int32_t r = row; r < std::min(row + kLanes, w.rows); ++r) {
         const float factor = w.s.factor[r];
         if (factor == 1.0f) continue;
-        rescale(w.s.o + static_cast<std::int64_t>(r) * w.latent, w.latent, factor);
+        rescale(w.s.o + static_cast<std::int64_t>(r) * w.v_width, w.v_width, factor);
         if (!w.folded) continue;
-        rescale(w.s.total_o + static_cast<std::int64_t>(r) * w.latent, w.latent, factor);
+        rescale(w.s.total_o + static_cast<std::int64_t>(r) * w.v_width, w.v_width, factor);
         w.s.total_sum[r] *= factor;
       }
     if (masked)
@@ -200,15 +210,15 @@ HWY_INLINE void accumulate_block(const Work& w, std::int32_t row, std::int32_t c
   const float* p[rows];
   for (std::int32_t r = 0; r < rows; ++r)
     p[r] = w.s.s + static_cast<std::int64_t>((row + r) / kLanes) * kStep * kLanes + (row + r) % kLanes;
-  float* o = w.s.o + static_cast<std::int64_t>(row) * w.latent + column;
-  const float* v = w.s.k + column;
+  float* o = w.s.o + static_cast<std::int64_t>(row) * w.v_width + column;
+  const float* v = w.s.v + column;
 
   VF32 acc[rows][vectors];
   for (std::int32_t r = 0; r < rows; ++r)
-    for (std::int32_t i = 0; i < vectors; ++i) acc[r][i] = hn::LoadU(d, o + r * w.latent + i * kLanes);
+    for (std::int32_t i = 0; i < vectors; ++i) acc[r][i] = hn::LoadU(d, o + r * w.v_width + i * kLanes);
   for (std::int32_t t = 0; t < tokens; ++t) {
     VF32 value[vectors];
-    for (std::int32_t i = 0; i < vectors; ++i) value[i] = hn::LoadU(d, v + t * w.s.key_stride + i * kLanes);
+    for (std::int32_t i = 0; i < vectors; ++i) value[i] = hn::LoadU(d, v + t * w.s.value_stride + i * kLanes);
     HWY_UNROLL(8)
     for (std::int32_t r = 0; r < rows; ++r) {
       const auto weight = hn::Set(d, p[r][t * kLanes]);
@@ -216,7 +226,7 @@ HWY_INLINE void accumulate_block(const Work& w, std::int32_t row, std::int32_t c
     }
   }
   for (std::int32_t r = 0; r < rows; ++r)
-    for (std::int32_t i = 0; i < vectors; ++i) hn::StoreU(acc[r][i], d, o + r * w.latent + i * kLanes);
+    for (std::int32_t i = 0; i < vectors; ++i) hn::StoreU(acc[r][i], d, o + r * w.v_width + i * kLanes);
 }
 
 // The last, smaller group of rows gets wider blocks, so that there are still enough accumulators to hide latency.
@@ -224,8 +234,8 @@ template <std::int32_t rows>
 HWY_INLINE void accumulate_rows(const Work& w, std::int32_t row, std::int32_t tokens) {
   constexpr std::int32_t vectors = rows * 2 >= kRows ? 2 : 4;
   std::int32_t c = 0;
-  for (; c + vectors * kLanes <= w.latent; c += vectors * kLanes) accumulate_block<rows, vectors>(w, row, c, tokens);
-  for (; c < w.latent; c += kLanes) accumulate_block<rows, 1>(w, row, c, tokens);
+  for (; c + vectors * kLanes <= w.v_width; c += vectors * kLanes) accumulate_block<rows, vectors>(w, row, c, tokens);
+  for (; c < w.v_width; c += kLanes) accumulate_block<rows, 1>(w, row, c, tokens);
 }
 
 template <std::int32_t rows>
@@ -239,32 +249,31 @@ HWY_INLINE void accumulate_tail(const Work& w, std::int32_t row, std::int32_t le
 }
 
 HWY_INLINE void accumulate(const Work& w, std::int32_t tokens) {
-  std::int32_t row = 0;
+  std::int32_t row = w.panel_begin * kLanes;
   for (; row + kRows <= w.rows; row += kRows) accumulate_rows<kRows>(w, row, tokens);
   accumulate_tail<kRows - 1>(w, row, w.rows - row, tokens);
 }
 
 HWY_INLINE void fold_sums(Work& w) {
-  fold(w.s.total_o, w.s.o, static_cast<std::int64_t>(w.rows) * w.latent, !w.folded);
+  fold(w.s.total_o, w.s.o, static_cast<std::int64_t>(w.rows) * w.v_width, !w.folded);
   fold(w.s.total_sum, w.s.sum, w.panels * kLanes, !w.folded);
   w.folded = true;
 }
 
 HWY_NOINLINE void run(const Piece& piece) {
-  const DecodeCall& call = piece.call;
   Carver carver(piece.scratch);
   Work w{.piece = piece,
-         .s = Scratch(carver, piece.rows(), call.latent, call.rope),
+         .s = Scratch(carver, piece.rows(), piece.shape),
          .rows = piece.rows(),
          .panels = static_cast<std::int32_t>(ceil_div(piece.rows(), kLanes)),
-         .latent = call.latent,
-         .width = call.latent + call.rope};
+         .width = piece.shape.width,
+         .v_width = piece.shape.v_width};
   pack_query(w);
-  const TokenReader reader(call.kv, piece.record.request);
   for (std::int32_t t = piece.record.kv_begin; t < piece.record.kv_end; t += kStep) {
     const std::int32_t tokens = std::min(kStep, piece.record.kv_end - t), done = t - piece.record.kv_begin;
     if (done > 0 && done % kFoldTokens == 0) fold_sums(w);
-    load(w, reader, t, tokens);
+    w.panel_begin = skip_blind(w.s.bound, w.panel_begin, w.panels, t);
+    load(w, t, tokens);
     scores(w, tokens);
     absorb(w, t, tokens);
     accumulate(w, tokens);
@@ -272,12 +281,12 @@ HWY_NOINLINE void run(const Piece& piece) {
   if (w.folded) fold_sums(w);
   const float* sum = w.folded ? w.s.total_sum : w.s.sum;
   const float* o = w.folded ? w.s.total_o : w.s.o;
-  finish_rows(piece, w.s.max_log2, sum, [&](std::int32_t r) { return o + static_cast<std::int64_t>(r) * w.latent; });
+  finish_rows(piece, w.s.max_log2, sum, [&](std::int32_t r) { return o + static_cast<std::int64_t>(r) * w.v_width; });
 }
 
 std::size_t scratch_bytes(const Shape& shape) {
   Carver carver;
-  Scratch(carver, shape.row_tile, shape.latent, shape.rope);
+  Scratch(carver, shape.row_tile, shape);
   return carver.used();
 }
 

@@ -35,8 +35,8 @@ HWY_NOINLINE void merge_row(const MergeRow& row) {
   const float share = empty ? 0.0f : 1.0f / total;
   const auto out_bytes = static_cast<std::int64_t>(dtype_bytes(row.out_dtype));
   float joined[kMergeColumns], values[kMergeColumns];
-  for (std::int32_t begin = 0; begin < row.latent; begin += kMergeColumns) {
-    const std::int32_t columns = std::min(kMergeColumns, row.latent - begin);
+  for (std::int32_t begin = 0; begin < row.width; begin += kMergeColumns) {
+    const std::int32_t columns = std::min(kMergeColumns, row.width - begin);
     std::fill(joined, joined + columns, 0.0f);
     for (std::int32_t k = 0; k < row.count; ++k) {
       const float lse = row.lse(row.context, k);

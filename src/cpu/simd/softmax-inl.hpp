@@ -48,14 +48,12 @@ HWY_INLINE VF32 masked_out(VF32 scores, std::int32_t token, hn::Vec<I32> bound, 
   return hn::IfThenElse(seen, scores, hn::Set(d, fill));
 }
 
-// Raises the panel's references for `tokens` new scores (times `scale_log2`) and says, in factor[lane], what sums and
-// outputs accumulated so far must be multiplied with. Returns false when all factors are 1.
-HWY_INLINE bool raise_panel(const float* scores, std::int32_t first, std::int32_t tokens, float scale_log2, bool masked,
-                            const PanelState& state, float* factor) {
+// The largest of `tokens` scores of each row, among those it sees; -inf where there is none.
+HWY_INLINE VF32 panel_maxima(const float* scores, std::int32_t first, std::int32_t tokens, bool masked,
+                             const std::int32_t* bounds) {
   const F32 d;
-  const auto bound = hn::LoadU(I32(), state.bound);
-  const auto none = hn::Set(d, kNegInf);
-  VF32 best0 = none, best1 = none;
+  const auto bound = hn::LoadU(I32(), bounds);
+  VF32 best0 = hn::Set(d, kNegInf), best1 = best0;
   std::int32_t t = 0;
   if (masked) {
     for (; t < tokens; ++t)
@@ -67,7 +65,15 @@ HWY_INLINE bool raise_panel(const float* scores, std::int32_t first, std::int32_
     }
     if (t < tokens) best0 = hn::Max(best0, hn::LoadU(d, scores + t * kLanes));
   }
-  const auto best = hn::Mul(hn::Max(best0, best1), hn::Set(d, scale_log2));
+  return hn::Max(best0, best1);
+}
+
+// Raises the panel's references for new scores with these maxima (both times `scale_log2`) and says, in factor[lane],
+// what sums and outputs accumulated so far must be multiplied with. Returns false when all factors are 1.
+HWY_INLINE bool raise_panel(VF32 maxima, float scale_log2, const PanelState& state, float* factor) {
+  const F32 d;
+  const auto none = hn::Set(d, kNegInf);
+  const auto best = hn::Mul(maxima, hn::Set(d, scale_log2));
   const auto old = hn::LoadU(d, state.max_log2);
   // An empty row (old = -inf) is raised by anything; otherwise only when the new maximum is kMaxLag above.
   const auto raise = hn::Gt(best, hn::Add(old, hn::Set(d, kMaxLag)));
@@ -96,28 +102,37 @@ HWY_INLINE bool needs_mask(const std::int32_t* bound, std::int32_t end) {
   return !hn::AllFalse(di, hn::Lt(hn::LoadU(di, bound), hn::Set(di, end)));
 }
 
+// The first panel from `panel` on with a row that sees more than `tokens` tokens; at most `panels`. Prefill's rows see
+// more and more, so what lies in front of it has nothing to do with the tokens that follow.
+HWY_INLINE std::int32_t skip_blind(const std::int32_t* bound, std::int32_t panel, std::int32_t panels,
+                                   std::int32_t tokens) {
+  const I32 di;
+  while (panel < panels && hn::AllFalse(di, hn::Gt(hn::LoadU(di, bound + panel * kLanes), hn::Set(di, tokens))))
+    ++panel;
+  return panel;
+}
+
 // What every kernel does with a finished piece's rows: the final output, or a partial for the merge. `row_out` returns
 // the address of a row's accumulated fp32 output; it may gather the row first.
 template <class RowOut>
 HWY_INLINE void finish_rows(const Piece& piece, const float* max_log2, const float* sum, const RowOut& row_out) {
-  const DecodeCall& call = piece.call;
-  const std::int32_t partial = piece.record.partial_row;
+  const std::int32_t partial = piece.record.partial_row, v_width = piece.shape.v_width;
   for (std::int32_t r = 0; r < piece.rows(); ++r) {
     const RowState state{max_log2[r], sum[r]};
     const std::int32_t token = piece.token(r), head = piece.head(r);
-    std::byte* out = call.out.row(token, head);
-    float* lse = call.out.lse_at(token, head);
-    Dtype dtype = call.out.dtype;
+    std::byte* out = piece.out.row(token, head);
+    float* lse = piece.out.lse_at(token, head);
+    Dtype dtype = piece.out.dtype;
     if (partial >= 0) {
-      out = reinterpret_cast<std::byte*>(piece.partial_out + (std::int64_t{partial} + r) * call.latent);
+      out = reinterpret_cast<std::byte*>(piece.partial_out + (std::int64_t{partial} + r) * v_width);
       lse = piece.partial_lse + partial + r;
       dtype = Dtype::f32;
     }
     // A row that saw nothing is zero even if a token hidden from it was NaN.
     if (state.sum == 0)
-      std::memset(out, 0, static_cast<std::size_t>(call.latent) * dtype_bytes(dtype));
+      std::memset(out, 0, static_cast<std::size_t>(v_width) * dtype_bytes(dtype));
     else
-      store_scaled(row_out(r), call.value_scale / state.sum, call.latent, out, dtype);
+      store_scaled(row_out(r), piece.value_scale / state.sum, v_width, out, dtype);
     if (lse) *lse = log_sum_exp(state);
   }
 }

@@ -36,63 +36,53 @@
 
 #include "cpu/simd/bf16/amx-inl.hpp"
 #include "cpu/simd/bf16/avx512-inl.hpp"
+#include "cpu/simd/bf16/prefill-inl.hpp"
 
 HWY_PUSH_ATTRIBUTES(LATTE_BF16_TARGET)
 namespace latte::cpu::HWY_NAMESPACE::bf16 {
 
-// The frame both kernels share. Math supplies the two matrix products and calls what it is given once a turn of its
-// inner loop; how many turns there are, it says beforehand.
+// Decode's frame, which both kernels share. Math supplies the two matrix products and calls what it is given once a
+// turn of its inner loop; how many turns there are, it says beforehand.
 template <class Math>
-HWY_INLINE void run_with(const Piece& piece) {
-  const DecodeCall& call = piece.call;
-  const std::int32_t width = key_width(call.latent, call.rope, call.kv.format), end = piece.record.kv_end;
-  const auto token_bytes =
-      static_cast<std::int32_t>(kv_token_elements(call.kv.format, call.latent, call.rope) *
-                                static_cast<std::int64_t>(dtype_bytes(kv_element_dtype(call.kv.format))));
-  const TokenReader reader(call.kv, piece.record.request);
+HWY_INLINE void run_decode_with(const Piece& piece) {
+  const std::int32_t end = piece.record.kv_end;
   Carver carver(piece.scratch);
-  Work w{.piece = piece,
-         .s = Scratch(carver, piece.rows(), call.latent, width),
-         .reader = reader,
-         .ahead = Prefetch(reader, token_bytes),
-         .rows = piece.rows(),
-         .panels = static_cast<std::int32_t>(ceil_div(piece.rows(), kPanel)),
-         .latent = call.latent,
-         .rope = call.rope,
-         .width = width,
-         .column_panels = static_cast<std::int32_t>(round_up(call.latent, 2 * kPanel) / kPanel)};
+  Work w = open_work(piece, carver);
+  Prefetch ahead(piece.keys, row_bytes(piece.shape.format, piece.shape.width));
   pack_query(w);
 
-  Block blocks[2] = {{.s = w.s.s[0], .k = w.s.k[0], .v = w.s.v[0]}, {.s = w.s.s[1], .k = w.s.k[1], .v = w.s.v[1]}};
+  Block blocks[2] = {{.s = w.s.s[0], .k = w.s.k[0], .v = w.s.v[0], .p = w.s.p[0], .best = w.s.best[0]},
+                     {.s = w.s.s[1], .k = w.s.k[1], .v = w.s.v[1], .p = w.s.p[1], .best = w.s.best[1]}};
   Block *now = &blocks[0], *next = &blocks[1];
-  const std::int32_t score_lines = w.ahead.share(Math::score_turns(w));
+  const std::int32_t score_lines = ahead.share(Math::score_turns(w));
   const std::int32_t accumulate_turns = Math::accumulate_turns(w);
-  const std::int32_t accumulate_lines = w.ahead.share(accumulate_turns);
-  // Four slices a pair of tokens, in as many turns as there are.
-  const auto pair_steps = static_cast<std::int32_t>(ceil_div(4 * kStep / 2, accumulate_turns));
+  const std::int32_t accumulate_lines = ahead.share(accumulate_turns);
+  // PairUp's slices of a block, in as many turns as there are.
+  const auto pair_steps = static_cast<std::int32_t>(ceil_div(PairUp::slices(w), accumulate_turns));
 
   constexpr bool kPairs = Math::kProbabilities == Probabilities::paired;
 
   if (piece.record.kv_begin < end) {
     open(w, *now, piece.record.kv_begin);
-    w.ahead.aim(now->first + kStep, std::min(now->first + 2 * kStep, end));
+    ahead.aim(now->first + kStep, std::min(now->first + 2 * kStep, end));
     PairUp pairs(w, *now);
     Math::scores(w, *now, [&] {
       if constexpr (kPairs) pairs.step();
-      w.ahead.lines(2 * score_lines);
+      ahead.lines(2 * score_lines);
     });
     if constexpr (kPairs) pairs.finish();
   }
   for (std::int32_t t = piece.record.kv_begin; t < end; t += kStep, std::swap(now, next)) {
     const bool more = t + kStep < end;
-    raise(w, *now);
+    Maxima(w, *now).finish();
+    rescale(w, raise(w, *now));
     Absorb<Math::kProbabilities> absorb(w, *now);
-    w.ahead.aim(t + 2 * kStep, std::min(t + 3 * kStep, end));
+    ahead.aim(t + 2 * kStep, std::min(t + 3 * kStep, end));
     if (more) {
       open(w, *next, t + kStep);
       Math::scores(w, *next, [&] {
         absorb.step();
-        w.ahead.lines(score_lines);
+        ahead.lines(score_lines);
       });
     }
     absorb.finish();
@@ -101,7 +91,7 @@ HWY_INLINE void run_with(const Piece& piece) {
       Math::accumulate(w, *now, [&] {
         if constexpr (kPairs)
           for (std::int32_t i = 0; i < pair_steps; ++i) pairs.step();
-        w.ahead.lines(accumulate_lines);
+        ahead.lines(accumulate_lines);
       });
       if constexpr (kPairs) pairs.finish();
     } else {
@@ -109,28 +99,31 @@ HWY_INLINE void run_with(const Piece& piece) {
     }
     if (more && (t + kStep - piece.record.kv_begin) % kFoldTokens == 0) fold_sums(w);
   }
-  if (w.folded) fold_sums(w);
-  finish_rows(piece, w.s.max_log2, w.folded ? w.s.total_sum : w.s.sum, [&](std::int32_t r) {
-    Math::gather_row(w, r, w.s.row);
-    return w.s.row;
-  });
+  finish_work<Math>(w);
 }
 
 std::size_t scratch_bytes(const Shape& shape) {
   Carver carver;
-  Scratch(carver, shape.row_tile, shape.latent, key_width(shape.latent, shape.rope, shape.format));
+  Scratch(carver, shape.row_tile, shape);
   return carver.used();
 }
 
-HWY_NOINLINE void run_avx512(const Piece& piece) { run_with<Avx512>(piece); }
+HWY_NOINLINE void run_avx512(const Piece& piece) {
+  if (piece.shape.values_in_keys)
+    run_decode_with<Avx512>(piece);
+  else
+    run_prefill_with<Avx512>(piece);
+}
 
 // Chosen by the plan's row tile, which follows from heads and limits, not by the rows of this piece.
 template <class Tiles>
 HWY_NOINLINE void run_amx(const Piece& piece) {
-  if (piece.call.plan->work_meta_data[kMetaRowTile] <= kPanel)
-    run_with<AmxNarrow<Tiles>>(piece);
+  if (!piece.shape.values_in_keys)
+    run_prefill_with<Amx<Tiles>>(piece);
+  else if (piece.shape.row_tile <= kPanel)
+    run_decode_with<AmxNarrow<Tiles>>(piece);
   else
-    run_with<Amx<Tiles>>(piece);
+    run_decode_with<Amx<Tiles>>(piece);
 }
 
 // Products on registers alone: the most the units can do.

@@ -55,22 +55,21 @@ HWY_INLINE __m512i e4m3_to_bf16(__m256i bytes) {
   return _mm512_or_si512(value, _mm512_slli_epi16(_mm512_and_si512(x, _mm512_set1_epi16(0x80)), 8));
 }
 
+HWY_INLINE __m256i load_256(const void* src) { return _mm256_loadu_si256(static_cast<const __m256i*>(src)); }
+HWY_INLINE __m128i load_128(const void* src) { return _mm_loadu_si128(static_cast<const __m128i*>(src)); }
+
 // Copies or converts `count` values (a multiple of 16) to bf16, exactly: the source is bf16 or e4m3.
 HWY_INLINE void copy_bf16(const std::byte* src, Dtype dtype, std::int32_t count, std::uint16_t* dst) {
   std::int32_t i = 0;
   if (dtype == Dtype::bf16) {
     const auto* p = reinterpret_cast<const std::uint16_t*>(src);
     for (; i + 32 <= count; i += 32) _mm512_storeu_si512(dst + i, _mm512_loadu_si512(p + i));
-    if (i < count)
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst + i),
-                          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + i)));
+    if (i < count) _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst + i), load_256(p + i));
   } else {
-    for (; i + 32 <= count; i += 32)
-      _mm512_storeu_si512(dst + i, e4m3_to_bf16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(src + i))));
+    for (; i + 32 <= count; i += 32) _mm512_storeu_si512(dst + i, e4m3_to_bf16(load_256(src + i)));
     if (i < count)
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst + i),
-                          _mm512_castsi512_si256(e4m3_to_bf16(
-                              _mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(src + i))))));
+                          _mm512_castsi512_si256(e4m3_to_bf16(_mm256_castsi128_si256(load_128(src + i)))));
   }
 }
 
@@ -89,7 +88,7 @@ HWY_INLINE void ds_mla_to_bf16(const std::byte* token, float* row, std::uint16_t
 
 // q[panel][width / 2][16 rows][2]: the rows' value pairs, transposed. Rows past the end are zero and see everything.
 HWY_INLINE void pack_query(Work& w) {
-  const QueryView& q = w.piece.call.q;
+  const QueryView& q = w.piece.q;
   const auto element = static_cast<std::int64_t>(dtype_bytes(q.dtype));
   std::uint16_t* rows = w.s.k[0];  // not in use yet: 16 rows side by side
   for (std::int32_t panel = 0; panel < w.panels; ++panel) {
@@ -103,10 +102,11 @@ HWY_INLINE void pack_query(Work& w) {
       if (r >= w.rows) continue;
       const std::int64_t token = w.piece.token(r), head = w.piece.head(r);
       const std::byte* nope = q.nope + (token * q.nope_token_stride + head * q.nope_head_stride) * element;
-      copy_bf16(nope, q.dtype, w.latent, dst);
-      copy_bf16(q.rope + (token * q.rope_token_stride + head * q.rope_head_stride) * element, q.dtype, w.rope,
-                dst + w.latent);
-      if (w.piece.call.kv.format == KvFormat::fp8_ds_mla) copy_bf16(nope, q.dtype, w.latent, dst + w.latent + w.rope);
+      copy_bf16(nope, q.dtype, q.nope_width, dst);
+      copy_bf16(q.rope + (token * q.rope_token_stride + head * q.rope_head_stride) * element, q.dtype, q.rope_width,
+                dst + q.nope_width);
+      if (w.piece.shape.format == KvFormat::fp8_ds_mla)
+        copy_bf16(nope, q.dtype, q.nope_width, dst + w.piece.shape.width);
     }
     for (std::int32_t c = 0; c < w.width; c += kPair)
       transpose_16x16(
@@ -116,43 +116,75 @@ HWY_INLINE void pack_query(Work& w) {
   std::fill(w.s.o, w.s.o + w.o_panel(w.panels, 0), 0.0f);
 }
 
-// Sixteen tokens as staged keys; those past the end are zero.
-HWY_INLINE void stage_keys(const Work& w, std::int32_t first, std::int32_t tokens, std::uint16_t* keys) {
-  const KvFormat format = w.piece.call.kv.format;
-  for (std::int32_t t = 0; t < kPanel; ++t) {
-    std::uint16_t* key = keys + static_cast<std::int64_t>(t) * w.width;
-    if (t >= tokens) {
-      std::fill(key, key + w.width, std::uint16_t{0});
-    } else if (format == KvFormat::fp8_ds_mla) {
-      ds_mla_to_bf16(w.reader.at(first + t), w.s.row, key);
-    } else {
-      copy_bf16(w.reader.at(first + t), kv_element_dtype(format), w.latent + w.rope, key);
-      std::fill(key + w.latent + w.rope, key + w.width, std::uint16_t{0});
-    }
+// Token t of a block as a staged key; those past the end are zero.
+HWY_INLINE void stage_key(const Work& w, const Block& block, std::int32_t t) {
+  const Shape& shape = w.piece.shape;
+  std::uint16_t* key = block.k + static_cast<std::int64_t>(t) * w.width;
+  if (t >= block.tokens) {
+    std::fill(key, key + w.width, std::uint16_t{0});
+  } else if (shape.format == KvFormat::fp8_ds_mla) {
+    ds_mla_to_bf16(w.piece.keys.at(block.first + t), w.s.row, key);
+  } else {
+    copy_bf16(w.piece.keys.at(block.first + t), kv_element_dtype(shape.format), shape.width, key);
+    std::fill(key + shape.width, key + w.width, std::uint16_t{0});
   }
 }
 
-// Gives a block its tokens and their keys, up to a whole number of tiles.
-HWY_INLINE void open(Work& w, Block& block, std::int32_t first) {
-  const CacheView& kv = w.piece.call.kv;
+// Gives a block its tokens, and says how many of them each pair of panels has to look at.
+HWY_INLINE void aim(const Work& w, Block& block, std::int32_t first) {
   block.first = first;
   block.tokens = std::min(kStep, w.piece.record.kv_end - first);
+  for (std::int32_t panel = 0; panel < w.panels; panel += 2) {
+    const std::int32_t* bound = w.s.bound + panel * kPanel;
+    std::int32_t most = _mm512_reduce_max_epi32(_mm512_loadu_si512(bound));
+    if (panel + 1 < w.panels) most = std::max(most, _mm512_reduce_max_epi32(_mm512_loadu_si512(bound + kPanel)));
+    block.extent[panel / 2] =
+        static_cast<std::int32_t>(round_up(std::clamp(most, first, first + block.tokens) - first, kPair));
+  }
+}
+
+// Aims a block and gives it its keys, up to a whole number of tiles, where they lie if that can be.
+HWY_INLINE void open(Work& w, Block& block, std::int32_t first) {
+  const Shape& shape = w.piece.shape;
+  const TokenReader& keys = w.piece.keys;
+  aim(w, block, first);
   // Whole tile rows, and element strides: what a tile can be loaded from directly.
-  const bool direct = kv.format == KvFormat::bf16 && w.width == w.latent + w.rope && kv.token_stride_bytes % 2 == 0;
+  const bool direct = shape.format == KvFormat::bf16 && w.width == shape.width && keys.token_stride_bytes() % 2 == 0;
   for (std::int32_t t = 0; t < block.padded(); t += kPanel) {
     KeyTile& tile = block.keys[t / kPanel];
-    if (direct && t + kPanel <= block.tokens && w.reader.run(first + t, kPanel) == kPanel) {
-      tile = {reinterpret_cast<const std::uint16_t*>(w.reader.at(first + t)), kv.token_stride_bytes / 2};
+    if (direct && t + kPanel <= block.tokens && keys.run(first + t, kPanel) == kPanel) {
+      tile = {reinterpret_cast<const std::uint16_t*>(keys.at(first + t)), keys.token_stride_bytes() / 2};
     } else {
-      std::uint16_t* staged = block.k + static_cast<std::int64_t>(t) * w.width;
-      stage_keys(w, first + t, block.tokens - t, staged);
-      tile = {staged, w.width};
+      for (std::int32_t i = t; i < t + kPanel; ++i) stage_key(w, block, i);
+      tile = {block.k + static_cast<std::int64_t>(t) * w.width, w.width};
     }
   }
 }
 
-// Interleaves the latent parts of a block's tokens, two by two, into their rows of every column panel. A slice is a
-// quarter of a pair.
+// Stages all keys of an aimed block. A slice is one token.
+class StageKeys {
+ public:
+  StageKeys(const Work& w, Block& block, bool wanted) : w_(w), block_(block), left_(wanted ? block.padded() : 0) {
+    for (std::int32_t t = 0; t < left_; t += kPanel)
+      block.keys[t / kPanel] = {block.k + static_cast<std::int64_t>(t) * w.width, w.width};
+  }
+
+  HWY_INLINE void step() {
+    if (t_ < left_) stage_key(w_, block_, t_++);
+  }
+  HWY_INLINE void finish() {
+    while (t_ < left_) step();
+  }
+
+ private:
+  const Work& w_;
+  const Block& block_;
+  const std::int32_t left_;
+  std::int32_t t_ = 0;
+};
+
+// Interleaves the values of a block's tokens, two by two, into their rows of every column panel. A slice is eight
+// panels of a pair.
 class PairUp {
  public:
   PairUp(const Work& w, const Block& block) : w_(w), block_(block), left_(block.padded() / 2) {}
@@ -163,14 +195,11 @@ class PairUp {
     const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37,
                                          5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
     const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-    const KeyTile& tile = block_.keys[pair_ * 2 / kPanel];
-    const std::uint16_t* even = tile.data + pair_ * 2 % kPanel * tile.stride;
-    const std::uint16_t* odd = even + tile.stride;
+    const Row even = row(pair_ * 2), odd = row(pair_ * 2 + 1);
     std::uint16_t* v = block_.v + static_cast<std::int64_t>(pair_) * 2 * kPanel;
     const std::int32_t end = std::min(panel_ + kSlice, w_.column_panels);
-    // When latent is an odd multiple of 16 the last half reads into the rope part: finite, and never looked at.
     for (; panel_ < end; panel_ += 2) {
-      const __m512i a = _mm512_loadu_si512(even + panel_ * kPanel), b = _mm512_loadu_si512(odd + panel_ * kPanel);
+      const __m512i a = even.columns(panel_ * kPanel), b = odd.columns(panel_ * kPanel);
       _mm512_storeu_si512(v + panel_ * w_.s.v_panel, _mm512_permutex2var_epi16(a, low, b));
       _mm512_storeu_si512(v + (panel_ + 1) * w_.s.v_panel, _mm512_permutex2var_epi16(a, high, b));
     }
@@ -179,8 +208,37 @@ class PairUp {
   HWY_INLINE void finish() {
     while (pair_ < left_) step();
   }
+  static std::int64_t slices(const Work& w) { return kStep / 2 * ceil_div(w.column_panels, kSlice); }
 
  private:
+  // A token's values, of which 32 are taken at a time, as bf16. There are none past the end of the block.
+  struct Row {
+    const std::byte* data;
+    Dtype dtype;
+    std::int32_t width;
+
+    HWY_INLINE __m512i columns(std::int32_t column) const {
+      const std::byte* src = data + column * static_cast<std::int32_t>(dtype_bytes(dtype));
+      const std::int32_t left = width - column;
+      if (left <= 0) return _mm512_setzero_si512();
+      if (dtype == Dtype::bf16) return left >= 32 ? _mm512_loadu_si512(src) : _mm512_zextsi256_si512(load_256(src));
+      return e4m3_to_bf16(left >= 32 ? load_256(src) : _mm256_zextsi128_si256(load_128(src)));
+    }
+  };
+
+  HWY_INLINE Row row(std::int32_t t) const {
+    const Shape& shape = w_.piece.shape;
+    if (!shape.values_in_keys) {
+      const bool past = t >= block_.tokens;
+      return {past ? nullptr : w_.piece.values.at(block_.first + t), kv_element_dtype(shape.format),
+              past ? 0 : shape.v_width};
+    }
+    // When latent is an odd multiple of 16 the last half is from the rope part: finite, and never looked at.
+    const KeyTile& tile = block_.keys[t / kPanel];
+    return {reinterpret_cast<const std::byte*>(tile.data + t % kPanel * tile.stride), Dtype::bf16,
+            w_.column_panels * kPanel};
+  }
+
   static constexpr std::int32_t kSlice = 8;
   const Work& w_;
   const Block& block_;

@@ -1,0 +1,230 @@
+#include "backend/prefill_builder.hpp"
+
+#include <algorithm>
+#include <new>
+#include <utility>
+
+#include "backend/errors.hpp"
+#include "plan/layout.hpp"
+
+namespace latte::backend {
+namespace {
+
+constexpr std::int32_t kMaxSlots = 1024;
+
+Result<PrefillSetup> make_setup(const Backend& backend, const PrefillProblem& problem, const Limits& limits,
+                                const Policy& policy) {
+  auto choice = backend.choose(problem, limits, policy);
+  if (!choice.ok()) return choice.status();
+  const auto sizes = latte::plan_sizes(choice->plan);
+  if (!sizes.ok()) return sizes.status();
+  return PrefillSetup{.problem = problem, .choice = std::move(*choice), .sizes = *sizes};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<PrefillBuilderImpl>> PrefillBuilderImpl::create(const Backend& backend,
+                                                                       const PrefillProblem& problem,
+                                                                       const Limits& limits,
+                                                                       const BuilderOptions& options) {
+  if (options.slots < 1 || options.slots > kMaxSlots)
+    return invalid("options.slots", "1 .. " + text(kMaxSlots), text(options.slots));
+  try {
+    auto builder = std::make_unique<PrefillBuilderImpl>();
+    auto direct = make_setup(backend, problem, limits, options.policy);
+    if (!direct.ok()) return direct.status();
+    builder->backend = backend;
+    builder->direct = std::move(*direct);
+    builder->problem = problem;
+    builder->limits = plan::resolve(limits);
+    if (problem.context) LATTE_RETURN_IF_ERROR(builder->choose_context(backend, options.policy));
+    LATTE_RETURN_IF_ERROR(builder->lay_out());
+    builder->slot_count_ = options.slots;
+    builder->slots_ = std::make_unique<PrefillSlot[]>(static_cast<std::size_t>(options.slots));
+    for (std::int32_t i = 0; i < options.slots; ++i)
+      LATTE_RETURN_IF_ERROR(builder->make_slot(builder->slots_[static_cast<std::size_t>(i)], options));
+    return builder;
+  } catch (const std::bad_alloc&) {
+    return Status(Code::out_of_memory, "limits", "buffers that fit this machine's memory",
+                  text(options.slots) + " slots of what these limits need");
+  }
+}
+
+Status PrefillBuilderImpl::choose_context(const Backend& machine, const Policy& policy) {
+  problem.context = resolve(*problem.context, limits);
+  const auto sizes = size_context(problem, *problem.context, limits);
+  if (!sizes.ok()) return sizes.status();
+  context = *sizes;
+
+  // What is joined is fp32 until the last chunk is in.
+  PrefillProblem partial = problem;
+  partial.context.reset();
+  partial.out_dtype = Dtype::f32;
+  auto made = make_setup(machine, partial, limits, policy);
+  if (!made.ok()) return made.status();
+  joined = std::move(*made);
+
+  partial.mask = Mask::none;
+  Limits bounds = limits;
+  bounds.max_kv_tokens = std::min(problem.context->max_tokens, context.chunk_tokens);
+  bounds.max_total_kv_tokens = context.chunk_tokens;
+  made = make_setup(machine, partial, bounds, policy);
+  if (!made.ok()) return made.status();
+  chunk = std::move(*made);
+  return {};
+}
+
+Status PrefillBuilderImpl::lay_out() {
+  const Impl& impl = backend->impl();
+  std::vector<WorkspaceNeed> needs = {{.name = "direct", .bytes = impl.prefill_workspace_bytes(direct)}};
+  if (problem.context) {
+    needs.push_back({.name = "joined", .bytes = impl.prefill_workspace_bytes(joined)});
+    needs.push_back({.name = "chunk", .bytes = impl.prefill_workspace_bytes(chunk)});
+    const auto parts = context_needs(problem, limits.max_total_query_tokens, context.chunk_tokens);
+    needs.insert(needs.end(), parts.begin(), parts.end());
+  }
+  const auto layout = lay_out_workspace(needs);
+  if (!layout.ok()) return layout.status();
+  workspaces.bytes = layout->bytes;
+  workspaces.direct = layout->offsets[0];
+  if (problem.context) {
+    workspaces.joined = layout->offsets[1];
+    workspaces.chunk = layout->offsets[2];
+    std::copy(layout->offsets.begin() + 3, layout->offsets.end(), workspaces.parts.begin());
+  }
+  return {};
+}
+
+Status PrefillBuilderImpl::make_slot(PrefillSlot& slot, const BuilderOptions& options) {
+  Impl& impl = backend->impl();
+  const auto make = [&](const PrefillSetup& setup, std::unique_ptr<PrefillStep>& step) -> Status {
+    auto made = impl.make_prefill_step(setup);
+    if (!made.ok()) return made.status();
+    step = std::move(*made);
+    return {};
+  };
+  slot.builder = this;
+  LATTE_RETURN_IF_ERROR(make(direct, slot.direct));
+  if (problem.context) {
+    LATTE_RETURN_IF_ERROR(make(joined, slot.joined));
+    slot.chunk_slots.resize(static_cast<std::size_t>(context.max_chunks));
+    for (ChunkSlot& chunk_slot : slot.chunk_slots) LATTE_RETURN_IF_ERROR(make(chunk, chunk_slot.step));
+  }
+  const auto requests = static_cast<std::size_t>(limits.max_requests);
+  slot.kv_lens = std::make_unique_for_overwrite<std::int32_t[]>(requests);
+  slot.chunk_starts = std::make_unique_for_overwrite<std::int32_t[]>(requests + 1);
+  slot.lens = std::make_unique_for_overwrite<std::int32_t[]>(requests);
+  if (!options.own_workspace || workspaces.bytes == 0) return {};
+  auto memory = DeviceMemory::allocate(*backend, workspaces.bytes);
+  if (!memory.ok()) return memory.status();
+  slot.workspace = std::move(*memory);
+  LATTE_RETURN_IF_ERROR(init_workspace(slot.workspace.data(), nullptr));
+  // The first prefill may come in any stream.
+  return impl.device() != nullptr ? impl.device()->synchronize(nullptr) : Status();
+}
+
+Status PrefillBuilderImpl::init_workspace(std::byte* workspace, Stream stream) const {
+  Impl& impl = backend->impl();
+  LATTE_RETURN_IF_ERROR(impl.init_prefill_workspace(direct, workspace + workspaces.direct, stream));
+  if (!problem.context) return {};
+  LATTE_RETURN_IF_ERROR(impl.init_prefill_workspace(joined, workspace + workspaces.joined, stream));
+  return impl.init_prefill_workspace(chunk, workspace + workspaces.chunk, stream);
+}
+
+PrefillMetadata PrefillBuilderImpl::metadata_of(PrefillSlot* slot, std::uint64_t generation) {
+  PrefillMetadata metadata;
+  metadata.slot_ = slot;
+  metadata.generation_ = generation;
+  return metadata;
+}
+
+PlannedPrefill PrefillBuilderImpl::planned_step(const PrefillSlot& slot) const {
+  return {.problem = problem,
+          .query_start = slot.query_start,
+          .kv_start = slot.kv_start,
+          .context_lens = slot.context_lens,
+          .chunks = slot.chunks,
+          .workspace_bytes = workspaces.bytes,
+          .owns_workspace = slot.workspace.data() != nullptr,
+          .place = backend->impl().place()};
+}
+
+Result<Plan> PrefillBuilderImpl::plan_into(PrefillStep& step, const PrefillSetup& setup,
+                                           std::span<const std::int32_t> query_start,
+                                           std::span<const std::int32_t> kv_start, std::int32_t* kv_lens, Stream stream,
+                                           PrefillLengths& staged) const {
+  const auto staging = step.stage(stream);
+  if (!staging.ok()) return staging.status();
+  const std::size_t requests = query_start.size() - 1;
+  for (std::size_t b = 0; b < requests; ++b) kv_lens[b] = kv_start[b + 1] - kv_start[b];
+  const auto plan =
+      make_plan(setup.choice.plan, {.seq_lens = {kv_lens, requests}, .query_start = query_start}, staging->plan_words);
+  if (!plan.ok()) return plan.status();
+  const auto keep = [](std::span<const std::int32_t> values, std::int32_t* to) {
+    if (values.data() != to) std::copy(values.begin(), values.end(), to);
+    return std::span<const std::int32_t>(to, values.size());
+  };
+  staged = {.query_start = keep(query_start, staging->query_start), .kv_start = keep(kv_start, staging->kv_start)};
+  LATTE_RETURN_IF_ERROR(step.publish(*plan, staged, stream));
+  return plan;
+}
+
+Status PrefillBuilderImpl::build_chunks(PrefillSlot& slot, Stream stream) const {
+  for (std::int32_t begin = 0;;) {
+    const std::int32_t end = chunk_end(slot.context_lens, begin, context.chunk_tokens);
+    if (end == begin) return {};
+    ChunkSlot& chunk_slot = slot.chunk_slots[static_cast<std::size_t>(slot.chunks)];
+    chunk_starts(slot.context_lens, begin, end, {slot.chunk_starts.get(), slot.context_lens.size() + 1});
+    PrefillLengths staged;
+    const auto plan =
+        plan_into(*chunk_slot.step, chunk, slot.query_start, {slot.chunk_starts.get(), slot.context_lens.size() + 1},
+                  slot.kv_lens.get(), stream, staged);
+    if (!plan.ok()) return plan.status();
+    chunk_slot.plan = *plan;
+    chunk_slot.begin = begin;
+    chunk_slot.kv_start = staged.kv_start;
+    ++slot.chunks;
+    begin = end;
+  }
+}
+
+Result<PrefillMetadata> PrefillBuilderImpl::build(std::int32_t slot_index, const PrefillLengths& lengths,
+                                                  Stream stream) {
+  if (slot_index < 0 || slot_index >= slot_count_)
+    return invalid("slot", "0 .. " + text(slot_count_ - 1), text(slot_index));
+  LATTE_RETURN_IF_ERROR(validate_stream(backend->impl().place(), stream));
+  const PrefillContext* bounds = problem.context ? &*problem.context : nullptr;
+  // Everything that lengths can be refused for is refused here, while the step planned before is still whole.
+  LATTE_RETURN_IF_ERROR(validate_lengths(lengths, limits, problem.heads, bounds));
+  PrefillSlot& slot = slots_[static_cast<std::size_t>(slot_index)];
+
+  // While the arrays change hands nobody may run them: a prefill of the old step now says stale_metadata.
+  slot.generation.store(0);
+  slot.chunks = 0;
+  const std::size_t requests = lengths.context_lens.size();
+  std::copy(lengths.context_lens.begin(), lengths.context_lens.end(), slot.lens.get());
+  slot.context_lens = {slot.lens.get(), requests};
+  const bool context_seen =
+      std::any_of(slot.context_lens.begin(), slot.context_lens.end(), [](std::int32_t tokens) { return tokens > 0; });
+  PrefillLengths staged;
+  const auto plan = plan_into(context_seen ? *slot.joined : *slot.direct, context_seen ? joined : direct,
+                              lengths.query_start, lengths.kv_start, slot.kv_lens.get(), stream, staged);
+  if (!plan.ok()) return plan.status();
+  slot.plan = *plan;
+  slot.query_start = staged.query_start;
+  slot.kv_start = staged.kv_start;
+  if (context_seen) LATTE_RETURN_IF_ERROR(build_chunks(slot, stream));
+  slot.generation.store(++slot.builds);
+  return metadata_of(&slot, slot.builds);
+}
+
+Status check_current(const PrefillMetadata& metadata) {
+  const PrefillSlot* slot = PrefillBuilderImpl::slot_of(metadata);
+  if (slot == nullptr) return invalid("metadata", "what a builder's build() returned", "one that was never built");
+  const std::uint64_t current = slot->generation.load();
+  if (current == metadata.generation() && current != 0) return {};
+  return {Code::stale_metadata, "metadata", "generation " + text(current) + ", which its slot holds now",
+          "generation " + text(metadata.generation())};
+}
+
+}  // namespace latte::backend

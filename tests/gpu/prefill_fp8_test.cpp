@@ -1,0 +1,150 @@
+// fp8 on the GPU: when it runs, when it does not, and how far it is from the truth of the same fp8 numbers.
+#include <cstdio>
+
+#include <gtest/gtest.h>
+
+#include "tests/gpu/prefill_support.hpp"
+
+namespace latte::testkit {
+namespace {
+
+class GpuPrefillFp8 : public OnGpu {};
+
+// What the best peer's fp8 kernel has on the same kind of data (1 x 2048 causal, 16 heads). Rounding the weights to
+// e4m3 alone costs 1.97e-2 there.
+constexpr double kPeerError = 2.0e-2;
+
+PrefillCase fp8_case(PrefillMath math, std::vector<PrefillRequest> requests, std::int32_t heads) {
+  PrefillCase c = gpu_prefill(std::move(requests), heads);
+  c.dtype = Dtype::fp8_e4m3;
+  c.math = math;
+  return c;
+}
+
+TEST_F(GpuPrefillFp8, RunsForFp8TensorsUnlessToldOtherwise) {
+  const std::vector<PrefillRequest> requests = {{200, 200}, {65, 300}, {70, 3}};
+  EXPECT_EQ(expect_agreement(backend(), fp8_case(PrefillMath::automatic, requests, 3)), PrefillMath::fp8);
+  EXPECT_EQ(expect_agreement(backend(), fp8_case(PrefillMath::fp8, requests, 3)), PrefillMath::fp8);
+  EXPECT_EQ(expect_agreement(backend(), fp8_case(PrefillMath::half, requests, 3)), PrefillMath::half);
+}
+
+TEST_F(GpuPrefillFp8, DoesNotRunForSixteenBitTensorsUnlessAskedFor) {
+  for (Dtype dtype : {Dtype::bf16, Dtype::f16}) {
+    PrefillCase c = gpu_prefill({{200, 200}, {65, 300}, {70, 3}}, 3);
+    c.dtype = dtype;
+    c.out_dtype = dtype;
+    EXPECT_EQ(expect_agreement(backend(), c), PrefillMath::half);
+    c.math = PrefillMath::half;
+    EXPECT_EQ(expect_agreement(backend(), c), PrefillMath::half);
+    c.math = PrefillMath::fp8;
+    for (ScaleForm form : {ScaleForm::value, ScaleForm::pointer, ScaleForm::per_head}) {
+      c.scale_form = form;
+      EXPECT_EQ(expect_agreement(backend(), c), PrefillMath::fp8) << "quantised on entry";
+    }
+  }
+}
+
+TEST_F(GpuPrefillFp8, BuilderMetadataAndChoiceSayWhatRunsAndWhy) {
+  for (PrefillMath math : {PrefillMath::automatic, PrefillMath::half, PrefillMath::fp8})
+    for (Dtype dtype : {Dtype::bf16, Dtype::fp8_e4m3}) {
+      PrefillCase c = fp8_case(math, {{64, 64}}, 2);
+      c.dtype = dtype;
+      auto builder = PrefillBuilder::create(backend(), c.problem(), c.limits()).value();
+      const PrefillBatch batch(c);
+      const auto metadata = builder.build(0, batch.lengths(), stream()).value();
+      const Result<PrefillChoice> choice = backend().choose(c.problem(), c.limits());
+      ASSERT_TRUE(succeeded(choice.status()));
+      EXPECT_NE(builder.math(), PrefillMath::automatic);
+      EXPECT_EQ(metadata.math(), builder.math());
+      EXPECT_EQ(choice->math, builder.math());
+      EXPECT_STREQ(metadata.kernel(), builder.kernel());
+      EXPECT_EQ(choice->kernel, builder.kernel());
+      EXPECT_FALSE(builder.reason().empty());
+    }
+}
+
+// Lengths only change the splits: whatever the step, the choice is that of the problem.
+TEST_F(GpuPrefillFp8, ChoiceDoesNotDependOnTheStep) {
+  const PrefillCase c = fp8_case(PrefillMath::automatic, {{300, 1000}, {300, 1000}}, 2);
+  auto builder = PrefillBuilder::create(backend(), c.problem(), c.limits()).value();
+  for (std::int32_t length : {0, 1, 300}) {
+    const std::int32_t starts[] = {0, length, 2 * length};
+    const auto metadata = builder.build(0, {.query_start = starts, .kv_start = starts}, stream());
+    ASSERT_TRUE(succeeded(metadata.status()));
+    EXPECT_EQ(metadata->math(), builder.math());
+    EXPECT_STREQ(metadata->kernel(), builder.kernel());
+  }
+}
+
+TEST_F(GpuPrefillFp8, IsNoFurtherFromTheTruthThanThePeer) {
+  for (ScaleForm form : {ScaleForm::value, ScaleForm::per_head})
+    for (bool outliers : {false, true}) {
+      PrefillCase c = fp8_case(PrefillMath::automatic, {{2048, 2048}}, 16);
+      c.scale_form = form;
+      c.outliers = outliers;
+      PreparedPrefill prepared(c);
+      const auto report = run_case(backend(), prepared);
+      ASSERT_TRUE(succeeded(report.status()));
+      EXPECT_EQ(report->math, PrefillMath::fp8);
+      EXPECT_TRUE(report->ok()) << report->message();
+      EXPECT_LE(report->comparison.out_error, kPeerError) << c.name();
+      std::printf("fp8 error %.3e, lse %.1e (%s%s)\n", report->comparison.out_error, report->comparison.lse_error,
+                  form == ScaleForm::per_head ? "scales per head" : "one scale", outliers ? ", outliers" : "");
+    }
+}
+
+// Long rows: what the accumulator of the hardware loses must not grow with the number of tokens.
+TEST_F(GpuPrefillFp8, DoesNotLosePrecisionOnLongRows) {
+  PrefillCase c = fp8_case(PrefillMath::fp8, {{64, 30'000}}, 2);
+  c.mask = Mask::none;
+  EXPECT_EQ(expect_agreement(backend(), c), PrefillMath::fp8);
+  c.requests = {{128, 16'000}};
+  c.outliers = true;
+  EXPECT_EQ(expect_agreement(backend(), c), PrefillMath::fp8);
+}
+
+// Values at the ends of the format: 448 and subnormals, under scales far from one.
+TEST_F(GpuPrefillFp8, TakesTheWholeRangeOfTheFormat) {
+  for (float scale : {1.0f / 120, 64.0f}) {
+    PrefillCase c = fp8_case(PrefillMath::automatic, {{130, 200}, {64, 64}}, 3);
+    c.q_scale = c.k_scale = c.v_scale = scale;
+    expect_agreement(backend(), c);
+    c.math = PrefillMath::half;
+    expect_agreement(backend(), c);
+  }
+}
+
+class GpuPrefillContext : public OnGpu {};
+
+// The hook copies each chunk to the host, expands it there and copies keys and values back.
+TEST_F(GpuPrefillContext, InChunksAgreesWithTheOracle) {
+  for (KvFormat format : {KvFormat::bf16, KvFormat::f16, KvFormat::fp8_e4m3, KvFormat::fp8_ds_mla})
+    for (Dtype dtype : {Dtype::bf16, Dtype::f16, Dtype::fp8_e4m3}) {
+      PrefillCase c =
+          gpu_prefill({{40, 40, 350}, {33, 20, 0}, {1, 1, 701}, {0, 5, 9}, {65, 65, 1}, {3, 0, 17}, {30, 50, 264}}, 3);
+      c.dtype = dtype;
+      c.out_dtype = dtype == Dtype::f16 ? Dtype::f16 : Dtype::bf16;
+      c.kv_format = format;
+      c.latent = 512;
+      c.rope = 64;
+      c.page_size = dtype == Dtype::bf16 ? 64 : 7;
+      c.page_form = dtype == Dtype::f16 ? PageForm::csr : PageForm::block_table;
+      if (const Support support = backend().supports(c.problem()); !support.ok) {
+        ADD_FAILURE() << c.name() << ": " << support.reason;
+        continue;
+      }
+      std::int32_t chunks_before = 0;
+      for (std::int32_t tokens : {1333, 541, 1}) {  // all at once, most of it, and the fewest there may be
+        c.context_workspace_bytes = workspace_for_chunks(backend(), c, tokens).value();
+        PreparedPrefill prepared(c);
+        const auto report = run_case(backend(), prepared);
+        ASSERT_TRUE(succeeded(report.status())) << c.name();
+        EXPECT_TRUE(report->ok()) << report->message();
+        EXPECT_GT(report->chunks, chunks_before);
+        chunks_before = report->chunks;
+      }
+    }
+}
+
+}  // namespace
+}  // namespace latte::testkit
