@@ -41,8 +41,9 @@ struct Planned {
 
 // Kernel, tile sizes and costs. The number of workers is the caller's, also beyond this machine's. A GPU's choice needs
 // none to be there.
-Result<KernelChoice> choose(const PlanOptions& options, const DecodeProblem& problem, const Limits& limits,
-                            const Policy& policy) {
+template <class Problem>
+auto choose(const PlanOptions& options, const Problem& problem, const Limits& limits, const Policy& policy)
+    -> decltype(choose_for(PlanTarget{}, problem, limits, policy)) {
   if (options.workers < 0)
     return Status(Code::invalid_argument, "--workers", "0 or more", fmt::format("{}", options.workers));
   if (options.backend.name == "cuda") {
@@ -53,9 +54,22 @@ Result<KernelChoice> choose(const PlanOptions& options, const DecodeProblem& pro
   }
   const Result<Backend> backend = options.backend.open();
   if (!backend) return backend.status();
-  Result<KernelChoice> choice = backend->choose(problem, limits, policy);
+  auto choice = backend->choose(problem, limits, policy);
   if (choice && options.workers > 0) choice->plan.workers = choice->plan.limits.workers = options.workers;
   return choice;
+}
+
+Result<KernelChoice> choose(const PlanOptions& options, Op op, const Shape& shape, const Limits& limits,
+                            const Policy& policy) {
+  if (op == Op::decode) return choose(options, shape.problem, limits, policy);
+  const PrefillProblem problem{.heads = shape.problem.heads,
+                               .dtype = shape.problem.q_dtype,
+                               .out_dtype = shape.problem.out_dtype,
+                               .mask = shape.problem.mask};
+  Result<PrefillChoice> choice = choose(options, problem, limits, policy);
+  if (!choice) return choice.status();
+  return KernelChoice{
+      .kernel = std::move(choice->kernel), .reason = std::move(choice->reason), .plan = std::move(choice->plan)};
 }
 
 Result<Planned> make(const PlanOptions& options) {
@@ -65,7 +79,9 @@ Result<Planned> make(const PlanOptions& options) {
   if (!shape) return shape.status();
   const Result<Policy> policy = parse_policy(options.policy);
   if (!policy) return policy.status();
-  Result<KernelChoice> choice = choose(options, shape->problem, spec->limits(), *policy);
+  const Result<Op> op = parse_op(options.shape.op);
+  if (!op) return op.status();
+  Result<KernelChoice> choice = choose(options, *op, *shape, spec->limits(), *policy);
   if (!choice) return choice.status();
   BatchLengths lengths = batch_lengths(*spec);
   Result<OwnedPlan> owned = OwnedPlan::make(choice->plan, lengths.view());
@@ -80,7 +96,19 @@ Result<Planned> make(const PlanOptions& options) {
 std::string choice_text(const Planned& planned) {
   if (planned.config().policy.kind != PolicyKind::balanced) return policy_text(planned.config().policy);
   const std::int32_t splits = planned.plan().work_meta_data[kMetaSplits];
+  if (planned.config().op == Op::prefill)
+    return splits == 0 ? "balanced, whole tiles and the last ones cut to fill the shares" : "balanced, whole tiles";
   return splits == 0 ? "balanced, by equal shares of the work" : fmt::format("balanced, as uniform:{}", splits);
+}
+
+// A record in a few characters.
+std::string record_text(const Planned& planned, const WorkRecord& record) {
+  const std::string kv = fmt::format("[{},{}){}", record.kv_begin, record.kv_end, record.partial_row >= 0 ? "*" : "");
+  if (planned.config().op == Op::decode) return fmt::format("{}{}", record.request, kv);
+  const std::int32_t head = record.row_begin / planned.lengths.query_start.back();
+  const std::int32_t token = record.row_begin % planned.lengths.query_start.back();
+  return fmt::format("{}.{}:{}{}", record.request, head,
+                     token - planned.lengths.query_start[static_cast<std::size_t>(record.request)], kv);
 }
 
 void print_text(const Planned& planned, std::int32_t rows) {
@@ -100,7 +128,9 @@ void print_text(const Planned& planned, std::int32_t rows) {
              static_cast<double>(ideal) / 1e3,
              ideal > 0 ? 100.0 * (static_cast<double>(makespan) / static_cast<double>(ideal) - 1) : 0.0);
 
-  Table table({">worker", ">records", ">KV tokens", ">pieces", ">est. us", "work: request[KV range], * = a piece"});
+  Table table({">worker", ">records", ">KV tokens", ">pieces", ">est. us",
+               config.op == Op::decode ? "work: request[KV range], * = a piece"
+                                       : "work: request.head:first query token[KV range], * = a piece"});
   const std::int32_t shown = rows < 0 ? config.workers : std::min(rows, config.workers);
   for (std::int32_t w = 0; w < shown; ++w) {
     constexpr std::int32_t kNamed = 4;
@@ -114,9 +144,7 @@ void print_text(const Planned& planned, std::int32_t rows) {
       tokens += record.kv_end - record.kv_begin;
       ticks += record_ticks(config, record);
       pieces += record.partial_row >= 0;
-      if (r - begin < kNamed)
-        work += fmt::format("{}{}[{},{}){}", r > begin ? " " : "", record.request, record.kv_begin, record.kv_end,
-                            record.partial_row >= 0 ? "*" : "");
+      if (r - begin < kNamed) work += (r > begin ? " " : "") + record_text(planned, record);
     }
     if (end - begin > kNamed) work += fmt::format(" and {} more", end - begin - kNamed);
     table.add({fmt::format("{}", w), fmt::format("{}", end - begin), fmt::format("{}", tokens),
@@ -134,6 +162,7 @@ void print_json(const Planned& planned) {
     records.push_back({r.request, r.partial_row, r.row_begin, r.row_end, r.kv_begin, r.kv_end, r.kv_after, r.tile});
   for (const RowRange& range : plan.reduce_final_map) finals.push_back({range.begin, range.end});
   const nlohmann::ordered_json json = {
+      {"op", op_name(config.op)},
       {"spec", planned.spec.text},
       {"kernel", planned.choice.kernel},
       {"reason", planned.choice.reason},
@@ -143,6 +172,7 @@ void print_json(const Planned& planned) {
       {"mask", mask_name(config.mask)},
       {"row_tile", config.row_tile},
       {"kv_block", config.kv_block},
+      {"shared_cache_tokens", config.shared_cache_tokens},
       {"cost",
        {{"piece_ticks", config.cost.piece_ticks},
         {"split_ticks", config.cost.split_ticks},
@@ -194,6 +224,8 @@ void add_plan(CLI::App& app, Action& action) {
   auto options = std::make_shared<PlanOptions>();
   CLI::App* command = app.add_subcommand("plan", "Who computes what: the plan of a batch as text, JSON or a picture");
   command->add_option("--spec", options->spec, "The batch, like 1q1s64k_63q1s2k")->required();
+  command->add_option("--op", options->shape.op, "decode or prefill (keys and values of 192 and 128, dtype as --q)")
+      ->capture_default_str();
   command->add_option("--workers", options->workers, "Workers to plan for; 0 = this machine's")->capture_default_str();
   command->add_option("--policy", options->policy, "balanced, uniform:N or batch_invariant[:TOKENS]")
       ->capture_default_str();
@@ -207,6 +239,7 @@ void add_plan(CLI::App& app, Action& action) {
       "  latte plan --spec 1q1s64k_63q1s2k --workers 132 --svg plan.svg\n"
       "  latte plan --spec 16q1s4k --workers 8 --policy uniform:4 --rows -1\n"
       "  latte plan --spec 256q1s4k --workers 132 --json\n"
+      "  latte plan --op prefill --spec 1q16k_15q512 --workers 132 --svg plan.svg\n"
       "  latte plan --spec 64q1s4k --heads 16 --backend cuda      (no GPU needed: 132 multiprocessors are assumed)");
   command->callback([options, &action] { action = [options] { return run(*options); }; });
 }

@@ -166,6 +166,20 @@ class Drawing {
   double x(double ticks) const { return kLeft + kPlotWidth * ticks / span_; }
   double y(std::int32_t worker) const { return kTop + row_ * worker; }
   const WorkRecord& record(const Bar& bar) const { return plan_.work_info_set[static_cast<std::size_t>(bar.record)]; }
+  // Which query rows, in the terms of the op.
+  std::string rows_text(const WorkRecord& work) const {
+    if (config_.op == Op::decode) return fmt::format("rows {} to {}", work.row_begin, work.row_end);
+    const std::int32_t tokens = lengths_.query_start.back();
+    const std::int32_t first = work.row_begin % tokens - lengths_.query_start[static_cast<std::size_t>(work.request)];
+    return fmt::format("head {}, query tokens {} to {}", work.row_begin / tokens, first,
+                       first + work.row_end - work.row_begin);
+  }
+  // Prefill deals heads in groups: they get paler with their number, so that the groups are seen.
+  std::string tint(const WorkRecord& work) const {
+    if (config_.op == Op::decode) return "";
+    const std::int32_t head = work.row_begin / lengths_.query_start.back();
+    return fmt::format(" fill-opacity=\"{:.2f}\"", 1 - 0.5 * head / config_.heads);
+  }
   bool split(std::int32_t tile) const {
     return plan_.reduce_indptr[static_cast<std::size_t>(tile) + 1] >
            plan_.reduce_indptr[static_cast<std::size_t>(tile)];
@@ -228,11 +242,11 @@ class Drawing {
       const double left = x(static_cast<double>(bar.begin_ticks));
       const double width = std::max(x(static_cast<double>(bar.end_ticks)) - left, 0.2);
       const bool piece = split(work.tile);
-      put("<rect x=\"{:.2f}\" y=\"{:.2f}\" width=\"{:.2f}\" height=\"{:.2f}\" fill=\"{}\" stroke=\"{}\"><title>"
-          "request {}: rows {} to {}, KV {} to {} ({} tokens){}&#10;worker {}, record {}, tile {}, {} to "
+      put("<rect x=\"{:.2f}\" y=\"{:.2f}\" width=\"{:.2f}\" height=\"{:.2f}\" fill=\"{}\"{} stroke=\"{}\"><title>"
+          "request {}: {}, KV {} to {} ({} tokens){}&#10;worker {}, record {}, tile {}, {} to "
           "{}</title></rect>\n",
           left, y(bar.worker) + gap / 2, width, row_ - gap, colours_[static_cast<std::size_t>(work.request)],
-          piece ? "#1c1c1c" : "#ffffff", work.request, work.row_begin, work.row_end, work.kv_begin, work.kv_end,
+          tint(work), piece ? "#1c1c1c" : "#ffffff", work.request, rows_text(work), work.kv_begin, work.kv_end,
           work.kv_end - work.kv_begin, piece ? ", a piece of a split tile" : "", bar.worker, bar.record, work.tile,
           microseconds(static_cast<double>(bar.begin_ticks)), microseconds(static_cast<double>(bar.end_ticks)));
     }
@@ -308,7 +322,8 @@ class Drawing {
     put("</g>\n<text x=\"{}\" y=\"{:.1f}\">its partials are joined here</text>\n", kLeft + 182, top);
     mark_sample(kLeft + 350, top, "#0a7d34", " stroke-dasharray=\"5 4\"", "ideal");
     mark_sample(kLeft + 430, top, "#b3261e", "", "makespan");
-    put("<text x=\"{}\" y=\"{:.1f}\">colour and number: the request</text>\n", kLeft + 540, top);
+    put("<text x=\"{}\" y=\"{:.1f}\">colour and number: the request{}</text>\n", kLeft + 540, top,
+        config_.op == Op::decode ? "" : "; paler: later heads");
 
     // The heaviest families first when there are too many to list.
     std::vector<const Family*> shown;

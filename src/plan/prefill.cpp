@@ -20,7 +20,7 @@ void for_each_part(Scratch& scratch, const PlanConfig& config, const PlanSizes& 
   part(scratch.unit_begin, requests + 1);
   part(scratch.order, requests);
   part(scratch.pieces, sizes.records);
-  part(scratch.tree, Dealer::nodes(static_cast<std::int32_t>(workers)));
+  part(scratch.nodes, Dealer::leaves(static_cast<std::int32_t>(workers)));
   part(scratch.loads, workers);
   part(scratch.cuts, 2 * (workers + 1));
 }

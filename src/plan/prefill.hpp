@@ -35,9 +35,9 @@ struct PrefillScratch {
   std::span<std::int32_t> unit_begin;  // [max_requests + 1]: units of a request
   std::span<std::int32_t> order;       // [max_requests]: requests with query tokens, longest KV first
   std::span<Piece> pieces;             // [records], in the order in which they are dealt
-  std::span<Contender> tree;
-  std::span<Ticks> loads;  // [workers]
-  std::span<Cut> cuts;     // [2][workers + 1]
+  std::span<Ticks> nodes;              // of a Dealer
+  std::span<Ticks> loads;              // [workers]
+  std::span<Cut> cuts;                 // [2][workers + 1]
 };
 
 std::int64_t prefill_scratch_words(const PlanConfig& config, const PlanSizes& sizes);

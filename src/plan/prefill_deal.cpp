@@ -4,7 +4,7 @@
 // ones. Any list scheduling ends at most one tile behind the ideal share I:
 //     makespan <= I + largest tile.
 // Where that is not good enough (few tiles for each worker), tiles are dealt whole only while they fit below I, and the
-// rest is poured into what is left of the shares, cut where a share is full (pour.cpp):
+// rest is poured into what is left of the shares, cut where a share is full (prefill_pour.cpp):
 //     makespan <= ceil(I) + block + piece + split,
 // as for decode, with at most workers - 1 cuts. That costs partials and is taken only when it wins by more than
 // 1 / kSplitMargin. The plain grid, uniform(1), is tried too, so that balanced never loses to it.
@@ -72,7 +72,7 @@ struct Dealt {
 template <bool kKeep, class Cuts>
 Dealt deal(const PrefillStep& step, Order order, const Cuts& cuts) {
   const std::int64_t share = step.total_ticks / step.config.workers;
-  Dealer dealer(step.scratch.tree, step.config.workers);
+  Dealer dealer(step.scratch.nodes, step.config.workers);
   Dealt dealt;
   for_each_run(step, order, [&](std::int32_t u, std::int32_t head_begin, std::int32_t head_end) {
     const Unit& unit = step.unit(u);

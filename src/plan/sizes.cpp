@@ -68,12 +68,18 @@ Status check_config(const PlanConfig& config) {
 
 // Summed costs must stay far from 2^63, so that the planner can add and scale them without a thought.
 bool costs_fit(const PlanConfig& config, const Limits& limits, std::int64_t tiles_per_request, std::int64_t tiles) {
+  constexpr std::int64_t kMostTicks = std::int64_t{1} << 60;
   std::int64_t blocks = 0, ticks = 0;
-  return checked_add(limits.max_total_kv_tokens / config.kv_block, limits.max_requests, blocks) &&
-         checked_mul(blocks, tiles_per_request, blocks) && checked_add(blocks, 4 * tiles, blocks) &&
-         checked_mul(blocks, config.cost.block(config.row_tile) + config.cost.piece_ticks + config.cost.split_ticks,
-                     ticks) &&
-         ticks < std::int64_t{1} << 60;
+  const std::int64_t block_ticks =
+      config.cost.block(config.row_tile) + config.cost.piece_ticks + config.cost.split_ticks;
+  const bool all = checked_add(limits.max_total_kv_tokens / config.kv_block, limits.max_requests, blocks) &&
+                   checked_mul(blocks, tiles_per_request, blocks) && checked_add(blocks, 4 * tiles, blocks) &&
+                   checked_mul(blocks, block_ticks, ticks) && ticks < kMostTicks;
+  if (config.op == Op::decode || !all) return all;
+  // A Dealer numbers its workers by load * leaves, where leaves < 2 * workers. List scheduling loads none with more
+  // than an equal share of all and a piece, so the largest is below  2 * all + (piece + 1) * leaves < 2^62.
+  return checked_mul(std::int64_t{limits.max_kv_tokens} / config.kv_block + 2, block_ticks, ticks) &&
+         checked_mul(ticks, Dealer::leaves(worker_count(config)), ticks) && ticks < kMostTicks;
 }
 
 }  // namespace
@@ -148,10 +154,10 @@ Result<PlanSizes> plan_sizes(const PlanConfig& config) {
   const std::int64_t workers = plan::worker_count(config);
 
   PlanSizes sizes;
-  sizes.tiles = std::min(
-      limits.max_requests * tiles_per_request,
-      prefill ? (limits.max_requests + limits.max_total_query_tokens / config.row_tile) * std::int64_t{config.heads}
-              : limits.max_requests + total_rows / config.row_tile);
+  const std::int64_t requests = limits.max_requests;
+  sizes.tiles = std::min(requests * tiles_per_request,
+                         prefill ? (requests + limits.max_total_query_tokens / config.row_tile) * config.heads
+                                 : requests + total_rows / config.row_tile);
   if (sizes.tiles > kMaxInt / 64) return too_large("limits.max_requests", "below 2^25 tiles");
   if (!plan::costs_fit(config, limits, tiles_per_request, sizes.tiles))
     return too_large("limits.max_total_kv_tokens", "summed costs below 2^60 ticks");

@@ -72,6 +72,7 @@ TEST(Program, BadUsageAndBadInputExitWithTwoAndSayWhy) {
       {{"bench", "--spec", "65536q1s1048576k"}, "GiB"},
       {{"plan"}, "--spec"},
       {{"plan", "--spec", "q1s4k", "--workers", "-1"}, "--workers"},
+      {{"plan", "--spec", "q1s4k", "--op", "training"}, "--op"},
       {{"plan", "--spec", "q1s4k", "--svg", "/nonexistent/plan.svg"}, "--svg"},
       {{"run"}, "case"},
       {{"run", "/nonexistent/case.safetensors"}, "/nonexistent/case.safetensors"},
@@ -130,7 +131,11 @@ TEST(Program, ThePlanInJsonIsAPlanOfItsBatch) {
   const std::vector<std::vector<std::string>> calls = {
       {"plan", "--spec", "1q1s64k_63q1s2k", "--workers", "132", "--json"},
       {"plan", "--spec", "16q1s4k_4q4s1k", "--workers", "8", "--policy", "uniform:4", "--heads", "100", "--json"},
-      {"plan", "--spec", "3q3s300_2q1s0", "--workers", "5", "--policy", "batch_invariant:256", "--json"}};
+      {"plan", "--spec", "3q3s300_2q1s0", "--workers", "5", "--policy", "batch_invariant:256", "--json"},
+      {"plan", "--op", "prefill", "--spec", "1q2k_7q300", "--workers", "132", "--heads", "3", "--json"},
+      {"plan", "--op", "prefill", "--spec", "q512s4k_q9", "--workers", "7", "--policy", "batch_invariant", "--json"},
+      {"plan", "--op", "prefill", "--spec", "8q1k", "--workers", "9", "--policy", "uniform:2", "--mask", "none",
+       "--json"}};
   for (const auto& call : calls) {
     const ProgramRun run = run_latte(call);
     ASSERT_EQ(run.exit_code, 0) << run.err;
@@ -145,6 +150,9 @@ TEST(Program, ThePlanInJsonIsAPlanOfItsBatch) {
 
     PlanConfig config{
         .heads = json["heads"], .row_tile = json["row_tile"], .kv_block = json["kv_block"], .workers = json["workers"]};
+    config.op = cli::parse_op(json["op"].get<std::string>()).value();
+    config.mask = cli::parse_mask(json["mask"].get<std::string>()).value();
+    config.shared_cache_tokens = json["shared_cache_tokens"];
     config.policy = cli::parse_policy(json["policy"].get<std::string>()).value();
     const Json& cost = json["cost"];
     config.cost = {.piece_ticks = cost["piece_ticks"],
@@ -171,6 +179,11 @@ TEST(Program, ThePlanAsTextSumsUpAndTheSvgIsWritten) {
   const std::string drawn = read_file(svg);
   EXPECT_EQ(drawn.rfind("<?xml", 0), 0u);
   EXPECT_NE(drawn.find("132 workers"), std::string::npos);
+
+  const ProgramRun prefill = run_latte({"plan", "--op", "prefill", "--spec", "2q1k", "--heads", "4", "--workers", "9"});
+  ASSERT_EQ(prefill.exit_code, 0) << prefill.err;
+  for (const char* text : {"2048 query tokens", "(4 heads)", "balanced, whole tiles", "request.head"})
+    EXPECT_NE(prefill.out.find(text), std::string::npos) << text << "\n" << prefill.out;
 }
 
 TEST(Program, ABenchRowInJsonHasItsKeysAndAddsUp) {

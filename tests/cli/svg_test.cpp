@@ -57,11 +57,12 @@ struct Drawn {
   std::string svg;
 };
 
-Drawn draw(const std::string& text, std::int32_t workers, Policy policy, const std::string& title) {
+Drawn draw(const std::string& text, std::int32_t workers, Policy policy, const std::string& title, Op op = Op::decode) {
   const BatchSpec spec = parse_batch_spec(text).value();
   PlanConfig config{.heads = 16, .row_tile = 64, .kv_block = 64, .workers = workers, .policy = policy};
   config.cost = {
       .piece_ticks = 2000, .split_ticks = 3000, .block_ticks = 1000, .granule_ticks = 300, .row_granule = 16};
+  config.op = op;
   config.limits = spec.limits();
   config.limits.workers = workers;
   Drawn drawn{config, batch_lengths(spec), OwnedPlan::make(config, batch_lengths(spec).view()).value(), {}};
@@ -91,6 +92,16 @@ TEST(PlanSvg, HasABarForEveryRecordAndAMarkForEveryMerge) {
   EXPECT_NE(drawn.svg.find("132 workers"), std::string::npos);
   EXPECT_NE(drawn.svg.find("request 0: 1 query token, 65536 KV tokens"), std::string::npos);
   EXPECT_NE(drawn.svg.find("requests 1 to 63: 1 query token, 2048 KV tokens each"), std::string::npos);
+}
+
+TEST(PlanSvg, OfPrefillNamesHeadsAndQueryTokens) {
+  const Drawn drawn = draw("1q512s4k_2q100", 50, Policy::balanced(), "prompts", Op::prefill);
+  const Plan& plan = drawn.plan.plan();
+  ASSERT_GT(plan.work_meta_data[kMetaSplitTiles], 0);
+  EXPECT_EQ(xml_problem(drawn.svg), "");
+  EXPECT_EQ(count(drawn.svg, ": head "), plan.work_info_set.size());
+  EXPECT_EQ(count(drawn.svg, "request 2: head 15, query tokens 64 to 100, KV 0 to 100 (100 tokens)"), 1u);
+  EXPECT_NE(drawn.svg.find("paler: later heads"), std::string::npos);
 }
 
 TEST(PlanSvg, ATitleCannotBreakTheDocument) {

@@ -180,17 +180,5 @@ TEST(PrefillPlanProperty, UniformIsTheGridDealtToWhoeverIsFree) {
   });
 }
 
-TEST(PrefillPlanProperty, VisibleBoundsAreRefused) {
-  PlanCase c;
-  c.config.op = Op::prefill;
-  c.config.limits = {.max_requests = 1, .max_query_tokens = 4, .max_kv_tokens = 8};
-  c.seq_lens = {8}, c.query_start = {0, 4}, c.visible = {1, 2, 3, 4};
-  std::vector<std::int32_t> words(static_cast<std::size_t>(plan_sizes(c.config)->words));
-  const Result<Plan> plan = make_plan(c.config, c.lengths(), words);
-  ASSERT_FALSE(plan.ok());
-  EXPECT_EQ(plan.status().code(), Code::invalid_argument);
-  EXPECT_EQ(plan.status().field(), "visible");
-}
-
 }  // namespace
 }  // namespace latte
