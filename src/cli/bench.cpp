@@ -55,6 +55,7 @@ Result<BenchPlan> prepare(const BenchOptions& options) {
         one.heads = heads;
         one.page = page;
         if (*op == Op::prefill) {
+          if (page != options.sweeps.pages.front()) continue;  // it has no pages
           const Result<PrefillShape> shape = resolve_prefill(one);
           if (!shape) return shape.status();
           plan.rows.push_back({*spec, make_case(*spec, *shape)});
@@ -80,6 +81,8 @@ Result<BenchPlan> prepare(const BenchOptions& options) {
   if (options.overlap != "on" && options.overlap != "off")
     return Status(Code::invalid_argument, "--overlap", "on or off", fmt::format("'{}'", options.overlap));
   plan.settings.overlap = options.overlap == "on";
+  if (plan.settings.overlap && *op == Op::prefill)
+    return Status(Code::unsupported, "--overlap", "off: prefill has no such launch", "on");
   return plan;
 }
 

@@ -2,31 +2,18 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <limits>
+#include <optional>
+#include <span>
 
 #include <fmt/format.h>
 
+#include "cli/captured_parts.hpp"
 #include "cli/options.hpp"
 
 namespace latte::cli {
 namespace {
-
-constexpr std::int64_t kMaxInt = std::numeric_limits<std::int32_t>::max();
-
-Status bad(std::string field, std::string expected, std::string got) {
-  return {Code::invalid_argument, std::move(field), std::move(expected), std::move(got)};
-}
-
-std::string described(const FileTensor& tensor) {
-  return fmt::format("{} {}", file_dtype_name(tensor.dtype), shape_text(tensor.shape));
-}
-
-bool is_float(FileDtype dtype) {
-  return dtype == FileDtype::f32 || dtype == FileDtype::bf16 || dtype == FileDtype::f16;
-}
 
 class Reader {
  public:
@@ -34,7 +21,7 @@ class Reader {
 
   Result<CapturedCall> read() {
     for (const auto step : {&Reader::read_metadata, &Reader::read_query, &Reader::read_cache, &Reader::read_lengths,
-                            &Reader::read_scales, &Reader::read_expectation})
+                            &Reader::read_scales, &Reader::read_expected})
       if (Status status = (this->*step)(); !status.ok()) return status;
     return std::move(call_);
   }
@@ -43,17 +30,7 @@ class Reader {
   Status read_metadata() {
     if (const std::string* op = file_.find_metadata("op"); op != nullptr && *op != "decode")
       return bad("metadata op", "decode", *op);
-    if (const std::string* mask = file_.find_metadata("mask")) {
-      const Result<Mask> parsed = parse_mask(*mask);
-      if (!parsed) return parsed.status();
-      call_.problem.mask = *parsed;
-    }
-    const std::string* scale = file_.find_metadata("scale");
-    if (scale == nullptr) return {Code::missing_argument, "metadata scale", "the softmax scale, a number", "none"};
-    char* end = nullptr;
-    call_.args.scale = std::strtof(scale->c_str(), &end);
-    if (end == scale->c_str() || *end != '\0' || !std::isfinite(call_.args.scale))
-      return bad("metadata scale", "a finite number", *scale);
+    if (Status status = read_mask_and_scale(file_, call_.problem.mask, call_.args.scale); !status.ok()) return status;
     if (Status status = read_width("latent", latent_); !status.ok()) return status;
     return read_width("rope", rope_);
   }
@@ -71,17 +48,6 @@ class Reader {
     return {};
   }
 
-  // A [T, H, width] tensor of the query.
-  Status query_view(const char* name, const FileTensor& tensor, ConstTensorView& view) {
-    if (!is_float(tensor.dtype) && tensor.dtype != FileDtype::f8_e4m3)
-      return bad(name, "BF16, F16, F32 or F8_E4M3", described(tensor));
-    if (tensor.shape.size() != 3 || tensor.shape[1] < 1 || tensor.shape[1] > kMaxInt || tensor.shape[2] < 1)
-      return bad(name, "a shape [T, H, width] with at least one head", described(tensor));
-    view = dense(static_cast<const void*>(tensor.bytes.data()), library_dtype(tensor.dtype),
-                 {tensor.shape[0], tensor.shape[1], tensor.shape[2]});
-    return {};
-  }
-
   Status read_query() {
     const FileTensor* q = file_.find("q");
     const FileTensor* nope = file_.find("q_nope");
@@ -90,7 +56,7 @@ class Reader {
       return {Code::missing_argument, "q", "either tensor q or both q_nope and q_pe", "neither, both or a part"};
     DecodeProblem& problem = call_.problem;
     if (q != nullptr) {
-      if (Status status = query_view("q", *q, call_.args.q); !status.ok()) return status;
+      if (Status status = rows_view("q", *q, call_.args.q); !status.ok()) return status;
       problem.latent = latent_ != 0 ? latent_ : 512;
       problem.rope = rope_ != 0 ? rope_ : 64;
       if (q->shape[2] != std::int64_t{problem.latent} + problem.rope)
@@ -99,8 +65,8 @@ class Reader {
                                problem.latent, problem.rope),
                    described(*q));
     } else {
-      if (Status status = query_view("q_nope", *nope, call_.args.q_nope); !status.ok()) return status;
-      if (Status status = query_view("q_pe", *pe, call_.args.q_pe); !status.ok()) return status;
+      if (Status status = rows_view("q_nope", *nope, call_.args.q_nope); !status.ok()) return status;
+      if (Status status = rows_view("q_pe", *pe, call_.args.q_pe); !status.ok()) return status;
       if (nope->dtype != pe->dtype || nope->shape[0] != pe->shape[0] || nope->shape[1] != pe->shape[1])
         return bad("q_pe", fmt::format("dtype, tokens and heads of q_nope, {}", described(*nope)), described(*pe));
       if (nope->shape[2] > 65536 || pe->shape[2] > 65536 || (latent_ != 0 && nope->shape[2] != latent_) ||
@@ -153,34 +119,14 @@ class Reader {
     return {};
   }
 
-  Status read_integers(const char* name, std::size_t rank, std::vector<std::int32_t>& values,
-                       const FileTensor*& tensor) {
-    tensor = file_.find(name);
-    if (tensor == nullptr) return {Code::missing_argument, name, "a tensor", "none"};
-    if ((tensor->dtype != FileDtype::i32 && tensor->dtype != FileDtype::i64) || tensor->shape.size() != rank)
-      return bad(name, fmt::format("I32 or I64 with {} dimension{}", rank, rank == 1 ? "" : "s"), described(*tensor));
-    const auto count = static_cast<std::size_t>(tensor->elements());
-    values.resize(count);
-    if (count == 0) return {};
-    if (tensor->dtype == FileDtype::i32) {
-      std::memcpy(values.data(), tensor->bytes.data(), tensor->bytes.size());
-      return {};
-    }
-    const auto* wide = reinterpret_cast<const std::int64_t*>(tensor->bytes.data());
-    // Unused page ids may be anything; one that does not fit becomes -1, which the library refuses where it is used.
-    for (std::size_t i = 0; i < count; ++i)
-      values[i] = wide[i] < -kMaxInt || wide[i] > kMaxInt ? -1 : static_cast<std::int32_t>(wide[i]);
-    return {};
-  }
-
   Status read_lengths() {
     const FileTensor* tensor = nullptr;
-    if (Status status = read_integers("seq_lens", 1, call_.seq_lens, tensor); !status.ok()) return status;
+    if (Status status = read_integers(file_, "seq_lens", 1, call_.seq_lens, tensor); !status.ok()) return status;
     const auto requests = static_cast<std::int64_t>(call_.seq_lens.size());
-    if (Status status = read_integers("query_start", 1, call_.query_start, tensor); !status.ok()) return status;
+    if (Status status = read_integers(file_, "query_start", 1, call_.query_start, tensor); !status.ok()) return status;
     if (tensor->shape[0] != requests + 1)
       return bad("query_start", fmt::format("{} entries, one more than seq_lens", requests + 1), described(*tensor));
-    if (Status status = read_integers("block_table", 2, call_.block_table, tensor); !status.ok()) return status;
+    if (Status status = read_integers(file_, "block_table", 2, call_.block_table, tensor); !status.ok()) return status;
     if (tensor->shape[0] != requests)
       return bad("block_table", fmt::format("{} rows, as seq_lens has entries", requests), described(*tensor));
     const std::int64_t columns = tensor->shape[1];
@@ -188,14 +134,7 @@ class Reader {
     call_.args.pages.block_table_stride = columns;
     call_.args.pages.max_pages = columns;
 
-    std::int32_t before = 0;
-    for (std::size_t b = 0; b < call_.query_start.size(); ++b) {
-      const std::int32_t start = call_.query_start[b];
-      if (start < before || start > call_.rows || (b == 0 && start != 0))
-        return bad(fmt::format("query_start[{}]", b),
-                   fmt::format("prefix sums from 0 to at most the {} rows of q", call_.rows), fmt::format("{}", start));
-      before = start;
-    }
+    if (Status status = check_starts("query_start", call_.query_start, call_.rows, "q"); !status.ok()) return status;
     for (std::size_t b = 0; b < call_.seq_lens.size(); ++b) {
       const std::int64_t tokens = call_.seq_lens[b], page = call_.problem.page_size;
       if (tokens < 0) return bad(fmt::format("seq_lens[{}]", b), "0 or more", fmt::format("{}", tokens));
@@ -219,17 +158,9 @@ class Reader {
     return read_scale("q_scale", call_.args.q_scale);
   }
 
-  Status read_expectation() {
-    const std::int64_t heads = call_.problem.heads;
-    const auto check = [&](const char* name, const std::vector<std::int64_t>& shape,
-                           const FileTensor*& tensor) -> Status {
-      tensor = file_.find(name);
-      if (tensor == nullptr || (is_float(tensor->dtype) && tensor->shape == shape)) return {};
-      return bad(name, fmt::format("BF16, F16 or F32 {}", shape_text(shape)), described(*tensor));
-    };
-    if (Status status = check("expect.out", {call_.rows, heads, call_.problem.latent}, call_.expect_out); !status.ok())
-      return status;
-    return check("expect.lse", {call_.rows, heads}, call_.expect_lse);
+  Status read_expected() {
+    return read_expectation(file_, {call_.rows, call_.problem.heads, call_.problem.latent}, call_.expect_out,
+                            call_.expect_lse);
   }
 
   const Safetensors& file_;
@@ -237,50 +168,11 @@ class Reader {
   std::int32_t latent_ = 0, rope_ = 0;
 };
 
-std::span<const std::byte> bytes_of(const void* data, std::int64_t bytes) {
-  return {static_cast<const std::byte*>(data), static_cast<std::size_t>(bytes)};
-}
-
-TensorToWrite to_write(const char* name, const ConstTensorView& view) {
-  std::int64_t elements = 1;
-  for (int axis = 0; axis < view.rank; ++axis) elements *= view.shape[static_cast<std::size_t>(axis)];
-  return {.name = name,
-          .dtype = file_dtype(view.dtype),
-          .shape = {view.shape.begin(), view.shape.begin() + view.rank},
-          .bytes = bytes_of(view.data, elements * static_cast<std::int64_t>(dtype_bytes(view.dtype)))};
-}
-
-template <class T>
-TensorToWrite to_write(const char* name, FileDtype dtype, std::vector<std::int64_t> shape, const T* values,
-                       std::size_t count) {
-  return {.name = name,
-          .dtype = dtype,
-          .shape = std::move(shape),
-          .bytes = bytes_of(values, static_cast<std::int64_t>(count * sizeof(T)))};
+TensorToWrite one_float(const char* name, const float& value) {
+  return {.name = name, .dtype = FileDtype::f32, .shape = {1}, .bytes = std::as_bytes(std::span(&value, 1))};
 }
 
 }  // namespace
-
-Dtype library_dtype(FileDtype dtype) {
-  switch (dtype) {
-    case FileDtype::f32: return Dtype::f32;
-    case FileDtype::bf16: return Dtype::bf16;
-    case FileDtype::f16: return Dtype::f16;
-    case FileDtype::f8_e4m3: return Dtype::fp8_e4m3;
-    default: return Dtype::u8;
-  }
-}
-
-FileDtype file_dtype(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::f32: return FileDtype::f32;
-    case Dtype::bf16: return FileDtype::bf16;
-    case Dtype::f16: return FileDtype::f16;
-    case Dtype::fp8_e4m3: return FileDtype::f8_e4m3;
-    case Dtype::u8: break;
-  }
-  return FileDtype::u8;
-}
 
 Limits CapturedCall::limits() const {
   Limits limits{.max_requests = std::max<std::int32_t>(1, static_cast<std::int32_t>(seq_lens.size())),
@@ -304,25 +196,22 @@ Status save_captured(const std::string& path, const testkit::DecodeBatch& batch,
   const StepLengths lengths = batch.lengths();
   const auto requests = static_cast<std::int64_t>(lengths.seq_lens.size());
   const PageTable& pages = args.pages;
+  const std::vector<std::int32_t> seq_lens(lengths.seq_lens.begin(), lengths.seq_lens.end()),
+      query_start(lengths.query_start.begin(), lengths.query_start.end());
   std::vector<TensorToWrite> tensors = {
       to_write("q", args.q),
       to_write("kv_cache", args.kv_cache),
-      to_write("block_table", FileDtype::i32, {requests, pages.max_pages}, pages.block_table,
-               static_cast<std::size_t>(requests * pages.max_pages)),
-      to_write("seq_lens", FileDtype::i32, {requests}, lengths.seq_lens.data(), lengths.seq_lens.size()),
-      to_write("query_start", FileDtype::i32, {requests + 1}, lengths.query_start.data(), lengths.query_start.size()),
+      {.name = "block_table",
+       .dtype = FileDtype::i32,
+       .shape = {requests, pages.max_pages},
+       .bytes = std::as_bytes(std::span(pages.block_table, static_cast<std::size_t>(requests * pages.max_pages)))},
+      to_write("seq_lens", seq_lens),
+      to_write("query_start", query_start),
   };
-  if (problem.kv_format == KvFormat::fp8_e4m3)
-    tensors.push_back(to_write("kv_scale", FileDtype::f32, {1}, &args.kv_scale, 1));
-  if (problem.q_dtype == Dtype::fp8_e4m3) tensors.push_back(to_write("q_scale", FileDtype::f32, {1}, &args.q_scale, 1));
-  std::vector<float> out, lse;
-  if (expect != nullptr) {
-    out.assign(expect->out.begin(), expect->out.end());
-    lse.assign(expect->lse.begin(), expect->lse.end());
-    tensors.push_back(to_write("expect.out", FileDtype::f32, {expect->tokens, problem.heads, problem.latent},
-                               out.data(), out.size()));
-    tensors.push_back(to_write("expect.lse", FileDtype::f32, {expect->tokens, problem.heads}, lse.data(), lse.size()));
-  }
+  if (problem.kv_format == KvFormat::fp8_e4m3) tensors.push_back(one_float("kv_scale", args.kv_scale));
+  if (problem.q_dtype == Dtype::fp8_e4m3) tensors.push_back(one_float("q_scale", args.q_scale));
+  std::optional<ExpectedTensors> expected;
+  if (expect != nullptr) expected.emplace(*expect).add_to(tensors);
   return save_safetensors(path, tensors,
                           {{"op", "decode"},
                            {"scale", fmt::format("{}", args.scale)},

@@ -38,7 +38,4 @@ Result<CapturedCall> read_captured(const Safetensors& file);
 // `batch` must have a dense cache and joined q. `expect` may be null.
 Status save_captured(const std::string& path, const testkit::DecodeBatch& batch, const testkit::OracleResult* expect);
 
-Dtype library_dtype(FileDtype dtype);  // of floats and bytes
-FileDtype file_dtype(Dtype dtype);
-
 }  // namespace latte::cli

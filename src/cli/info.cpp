@@ -53,7 +53,25 @@ std::string cuda_text() {
   return fmt::format("{}, {}", info.device, info.driver);
 }
 
-void print_json(const MachineInfo& info, const std::string& reason) {
+// What prefill runs for tensors of a dtype, and why; fp8 ones are where machines differ.
+struct PrefillRow {
+  std::string dtype, kernel, math, reason;
+};
+std::vector<PrefillRow> prefill_rows(const Backend& backend) {
+  const Limits limits{.max_requests = 8, .max_query_tokens = 8192, .max_kv_tokens = 8192};
+  std::vector<PrefillRow> rows;
+  for (const Dtype dtype : {Dtype::bf16, Dtype::f16, Dtype::f32, Dtype::fp8_e4m3}) {
+    const Dtype out = dtype == Dtype::fp8_e4m3 ? Dtype::bf16 : dtype;
+    const Result<PrefillChoice> choice = backend.choose({.heads = 16, .dtype = dtype, .out_dtype = out}, limits);
+    if (choice)
+      rows.push_back({dtype_name(dtype), choice->kernel, prefill_math_name(choice->math), choice->reason});
+    else
+      rows.push_back({dtype_name(dtype), "none", "", choice.status().message()});
+  }
+  return rows;
+}
+
+void print_json(const Backend& backend, const MachineInfo& info, const std::string& reason) {
   nlohmann::ordered_json json = {{"version", version()},     {"commit", kCommit},         {"compiler", compiler()},
                                  {"backend", info.backend},  {"cpu", info.cpu},           {"threads", info.threads},
                                  {"threads_reason", reason}, {"features", info.features}, {"device", info.device},
@@ -61,12 +79,15 @@ void print_json(const MachineInfo& info, const std::string& reason) {
   for (const KernelInfo& kernel : info.kernels)
     json["kernels"].push_back(
         {{"name", kernel.name}, {"usable", kernel.usable}, {"reason", kernel.reason}, {"serves", kernel.serves}});
+  for (const PrefillRow& row : prefill_rows(backend))
+    json["prefill"].push_back(
+        {{"dtype", row.dtype}, {"kernel", row.kernel}, {"math", row.math}, {"reason", row.reason}});
   for (const SupportRow& row : support_table())
     json["support"].push_back({{"feature", row.feature}, {"cpu", row.cpu}, {"cuda", row.cuda}});
   fmt::print("{}\n", json.dump());
 }
 
-void print_text(const MachineInfo& info, const std::string& reason) {
+void print_text(const Backend& backend, const MachineInfo& info, const std::string& reason) {
   fmt::print("latte {} ({}, {})\n", version(), kCommit, compiler());
   fmt::print("machine   {}\n", info.cpu);
   fmt::print("backend   {}\n", info.backend);
@@ -81,6 +102,9 @@ void print_text(const MachineInfo& info, const std::string& reason) {
   for (const KernelInfo& kernel : info.kernels)
     kernels.add({kernel.name, kernel.usable ? "yes" : "no", kernel.serves, kernel.reason});
   fmt::print("Kernels, best first:\n{}\n", kernels.text("  "));
+  Table prefill({"q, k, v", "kernel", "math", "why"});
+  for (const PrefillRow& row : prefill_rows(backend)) prefill.add({row.dtype, row.kernel, row.math, row.reason});
+  fmt::print("Prefill (192 and 128 wide, math automatic):\n{}\n", prefill.text("  "));
   Table support({"feature", "CPU", "CUDA"});
   for (const SupportRow& row : support_table()) support.add({row.feature, row.cpu, row.cuda});
   fmt::print("Support:\n{}", support.text("  "));
@@ -97,9 +121,9 @@ int run(const InfoOptions& options) {
   const std::string reason =
       backend->on_device() ? "the GPU's multiprocessors" : threads_reason(info.threads, options.backend.threads);
   if (options.json)
-    print_json(info, reason);
+    print_json(*backend, info, reason);
   else
-    print_text(info, reason);
+    print_text(*backend, info, reason);
   return kExitOk;
 }
 

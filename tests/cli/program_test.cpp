@@ -56,7 +56,7 @@ TEST(Program, BadUsageAndBadInputExitWithTwoAndSayWhy) {
       {{"bench", "--spec", "q1s1k", "--page", "0"}, "page"},
       {{"bench", "--spec", "q1s1k", "--policy", "fair"}, "--policy"},
       {{"bench", "--spec", "q1s1k", "--kernel", "abacus"}, "kernel"},
-      {{"bench", "--spec", "q1s1k", "--op", "prefill"}, "--op"},
+      {{"bench", "--spec", "q1s1k", "--op", "training"}, "--op"},
       {{"bench", "--spec", "q1s1k", "--backend", "tpu"}, "tpu"},
       {{"bench", "--spec", "q1s1k", "--backend", "cuda", "--device", "-3"}, "expected"},
       {{"bench", "--spec", "q1s1k", "--overlap", "maybe"}, "--overlap"},
