@@ -4,7 +4,8 @@
  * LATTE_*_INIT macros and latte_*_init functions do, and set the defaults). A caller built against an older header
  * passes a smaller size: what is missing takes its default. A newer caller's larger struct is taken if what this
  * library does not know is all zero. In structs that the library fills, it writes no more than `size` bytes.
- * latte_tensor and latte_partial lie in arrays and in other structs and will never change.
+ * latte_tensor, latte_partial, latte_fp8_scale and latte_workspace_need lie in arrays and in other structs and will
+ * never change.
  *
  * Errors. Every call returns a latte_code and, where `error` is not NULL, fills it in: which field, what was expected,
  * what came. Nothing throws, prints, or ends the process. On an error no output is touched.
@@ -47,6 +48,8 @@ enum {
 enum { LATTE_F32 = 0, LATTE_BF16 = 1, LATTE_F16 = 2, LATTE_FP8_E4M3 = 3, LATTE_U8 = 4 };
 enum { LATTE_KV_BF16 = 0, LATTE_KV_F16 = 1, LATTE_KV_F32 = 2, LATTE_KV_FP8_E4M3 = 3, LATTE_KV_FP8_DS_MLA = 4 };
 enum { LATTE_MASK_CAUSAL = 0, LATTE_MASK_NONE = 1 };
+enum { LATTE_MATH_AUTOMATIC = 0, LATTE_MATH_HALF = 1, LATTE_MATH_FP8 = 2 };
+enum { LATTE_CHECKS_DEBUG_BUILDS = 0, LATTE_CHECKS_ON = 1, LATTE_CHECKS_OFF = 2 };
 enum { LATTE_POLICY_BALANCED = 0, LATTE_POLICY_UNIFORM = 1, LATTE_POLICY_BATCH_INVARIANT = 2 };
 
 typedef struct latte_error {
@@ -413,6 +416,243 @@ static inline latte_write_kv_args latte_write_kv_args_init(void) {
 }
 
 LATTE_API latte_code latte_write_kv(const latte_backend* backend, const latte_write_kv_args* args, latte_error* error);
+
+typedef struct latte_gather_kv_args {
+  uint32_t size;
+  int32_t kv_format;
+  latte_tensor kv_cache; /* [pages, page_size, W] */
+  latte_tensor out;      /* [N, latent + rope], bf16, f16 or f32 */
+  /* A block table or the pair page_indptr, page_indices. */
+  const int32_t* block_table; /* [B, max_pages] */
+  int64_t block_table_stride; /* elements between rows */
+  int64_t max_pages;
+  const int32_t* page_indptr; /* [B + 1] */
+  int64_t page_indptr_count;
+  const int32_t* page_indices;
+  int64_t page_indices_count;
+  /* Row out_start[b] + i gets token first_token + i of request b, for all rows before out_start[b + 1]. */
+  const int32_t* out_start; /* [B + 1] */
+  int64_t out_start_count;
+  int32_t first_token;
+  int32_t tokens; /* out_start[B] */
+  float kv_scale; /* fp8_e4m3 only */
+  int32_t reserved;
+  void* stream;
+} latte_gather_kv_args;
+static inline latte_gather_kv_args latte_gather_kv_args_init(void) {
+  latte_gather_kv_args args;
+  memset(&args, 0, sizeof args);
+  args.size = sizeof args;
+  args.kv_scale = 1.0f;
+  return args;
+}
+
+/* Copies tokens of a paged cache to dense rows, fp8 ones multiplied out. */
+LATTE_API latte_code latte_gather_kv(const latte_backend* backend, const latte_gather_kv_args* args,
+                                     latte_error* error);
+
+/* ---- prefill: expanded keys and values, one K and V a head; latte/prefill.hpp says more ---- */
+
+/* Older tokens of the requests, in the paged cache. */
+typedef struct latte_prefill_context {
+  uint32_t size;
+  int32_t latent;
+  int32_t rope;
+  int32_t kv_format;
+  int32_t page_size;
+  int32_t max_tokens;       /* of one request */
+  int64_t max_total_tokens; /* of a step; 0 = max_requests * max_tokens */
+  int64_t
+      workspace_bytes; /* most a slot may use for chunks and what joins them; 0 = 256 MiB, or the least that works */
+} latte_prefill_context;
+#define LATTE_PREFILL_CONTEXT_INIT \
+  { sizeof(latte_prefill_context), 512, 64, LATTE_KV_BF16, 64, 0, 0, 0 }
+
+typedef struct latte_prefill_problem {
+  uint32_t size;
+  int32_t heads; /* on this rank */
+  int32_t qk_width;
+  int32_t v_width;
+  int32_t dtype; /* of q, k and v */
+  int32_t out_dtype;
+  int32_t mask;
+  int32_t math;
+  const latte_prefill_context* context; /* NULL = no request has older tokens */
+} latte_prefill_problem;
+#define LATTE_PREFILL_PROBLEM_INIT \
+  { sizeof(latte_prefill_problem), 0, 192, 128, LATTE_BF16, LATTE_BF16, LATTE_MASK_CAUSAL, LATTE_MATH_AUTOMATIC, NULL }
+
+/* LATTE_OK whenever the question was answered, with yes or no. */
+LATTE_API latte_code latte_backend_supports_prefill(const latte_backend* backend, const latte_prefill_problem* problem,
+                                                    latte_support* support, latte_error* error);
+
+typedef struct latte_prefill_builder latte_prefill_builder;
+
+typedef struct latte_prefill_builder_info {
+  uint32_t size;
+  int32_t heads;
+  int32_t row_tile; /* most query tokens (of one head) a tile holds */
+  int32_t kv_block; /* KV ranges are multiples of this, except at the end */
+  int32_t workers;
+  int32_t policy_n;     /* with the kernel's choice filled in */
+  int32_t math;         /* what runs: half or fp8 */
+  int32_t chunk_tokens; /* most context tokens of a chunk, over all requests; 0 = no context */
+  const char* kernel;
+  const char* reason;       /* for kernel and math */
+  uint64_t workspace_bytes; /* of one slot, to be aligned to 256 bytes */
+  int64_t max_tiles;        /* upper bounds that the limits give */
+  int64_t max_records;
+  int64_t max_partials;
+  int64_t max_partial_rows;
+  int64_t max_plan_words;
+} latte_prefill_builder_info;
+#define LATTE_PREFILL_BUILDER_INFO_INIT \
+  { sizeof(latte_prefill_builder_info), 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 0, 0, 0, 0, 0, 0 }
+
+/* The lengths of one step; they are copied. */
+typedef struct latte_prefill_lengths {
+  uint32_t size;
+  uint32_t reserved;
+  const int32_t* query_start; /* [B + 1] prefix sums of the query lengths */
+  int64_t query_start_count;
+  const int32_t* kv_start; /* [B + 1] prefix sums of the lengths of k and v */
+  int64_t kv_start_count;
+  const int32_t* context_lens; /* only with a context, [B]: tokens in the cache, seen by all query tokens */
+  int64_t context_lens_count;
+  void* stream; /* cuda: where the upload of the plan is queued */
+} latte_prefill_lengths;
+#define LATTE_PREFILL_LENGTHS_INIT \
+  { sizeof(latte_prefill_lengths), 0, NULL, 0, NULL, 0, NULL, 0, NULL }
+
+/* A planned step, by value. Valid until its slot is built again and while the builder lives. */
+typedef struct latte_prefill_metadata {
+  uint32_t size;
+  int32_t chunks; /* of the context */
+  void* slot;
+  uint64_t generation;
+} latte_prefill_metadata;
+#define LATTE_PREFILL_METADATA_INIT \
+  { sizeof(latte_prefill_metadata), 0, NULL, 0 }
+
+/* options may be NULL. */
+LATTE_API latte_code latte_prefill_builder_create(const latte_backend* backend, const latte_prefill_problem* problem,
+                                                  const latte_limits* limits, const latte_builder_options* options,
+                                                  latte_prefill_builder** builder, latte_error* error);
+/* NULL is fine. */
+LATTE_API latte_code latte_prefill_builder_destroy(latte_prefill_builder* builder, latte_error* error);
+LATTE_API latte_code latte_prefill_builder_get_info(const latte_prefill_builder* builder,
+                                                    latte_prefill_builder_info* info, latte_error* error);
+/* Allocates nothing unless it fails; lengths that are refused leave the slot's last step valid. */
+LATTE_API latte_code latte_prefill_builder_build(latte_prefill_builder* builder, int32_t slot,
+                                                 const latte_prefill_lengths* lengths, latte_prefill_metadata* metadata,
+                                                 latte_error* error);
+/* cuda: once for a workspace of the caller's, before its first use, and again after anyone else wrote to it. */
+LATTE_API latte_code latte_prefill_builder_init_workspace(const latte_prefill_builder* builder, void* workspace,
+                                                          uint64_t workspace_bytes, void* stream, latte_error* error);
+/* chunk: -1 = the plan of the new tokens. */
+LATTE_API latte_code latte_prefill_metadata_plan(const latte_prefill_metadata* metadata, int32_t chunk,
+                                                 latte_plan* plan, latte_error* error);
+
+/* One number for a tensor, or one for each head where the tensors lie. value = stored * scale. */
+typedef struct latte_fp8_scale {
+  float value;
+  int32_t per_head; /* needs ptr */
+  const float* ptr; /* read at run time instead of value: one number, or [heads] */
+} latte_fp8_scale;
+
+/* A chunk of the context on its way: the caller fills k and v from the latent rows, in the stream. */
+typedef struct latte_context_chunk {
+  uint32_t size;
+  int32_t index;  /* counts up from 0 */
+  int32_t tokens; /* rows of the tensors below */
+  int32_t reserved;
+  const int32_t* kv_start; /* [B + 1], on the host: request b owns rows [kv_start[b], kv_start[b + 1]) */
+  int64_t kv_start_count;
+  latte_tensor latent; /* [tokens, latent + rope]: read only */
+  latte_tensor k;      /* [tokens, heads, qk_width] */
+  latte_tensor v;      /* [tokens, heads, v_width] */
+  void* stream;
+} latte_context_chunk;
+/* Anything but LATTE_OK ends the call, which returns it together with what is written to `error`. Must not throw. */
+typedef latte_code (*latte_expand_chunk)(void* user, const latte_context_chunk* chunk, latte_error* error);
+
+typedef struct latte_prefill_args {
+  uint32_t size;
+  float scale;
+  latte_tensor q;   /* [Tq, H, qk_width] */
+  latte_tensor k;   /* [Tk, H, qk_width] */
+  latte_tensor v;   /* [Tk, H, v_width] */
+  latte_tensor out; /* [Tq, H, v_width] */
+  latte_tensor lse; /* optional, fp32 [Tq, H] */
+  latte_fp8_scale q_scale;
+  latte_fp8_scale k_scale;
+  latte_fp8_scale v_scale;
+  void* workspace; /* NULL = the slot's own */
+  uint64_t workspace_bytes;
+  void* stream;
+  /* Only with a context. */
+  latte_tensor kv_cache; /* [pages, page_size, W] */
+  /* A block table or the pair page_indptr, page_indices. */
+  const int32_t* block_table; /* [B, max_pages] */
+  int64_t block_table_stride; /* elements between rows */
+  int64_t max_pages;
+  const int32_t* page_indptr; /* [B + 1] */
+  int64_t page_indptr_count;
+  const int32_t* page_indices;
+  int64_t page_indices_count;
+  float kv_scale; /* fp8_e4m3 cache only */
+  int32_t reserved;
+  latte_expand_chunk expand;
+  void* user;
+} latte_prefill_args;
+static inline latte_prefill_args latte_prefill_args_init(void) {
+  latte_prefill_args args;
+  memset(&args, 0, sizeof args);
+  args.size = sizeof args;
+  args.q_scale.value = 1.0f;
+  args.k_scale.value = 1.0f;
+  args.v_scale.value = 1.0f;
+  args.kv_scale = 1.0f;
+  return args;
+}
+
+/* Writes every element of out and lse for rows [0, query_start[B]) and nothing else. */
+LATTE_API latte_code latte_prefill(const latte_prefill_metadata* metadata, const latte_prefill_args* args,
+                                   latte_error* error);
+
+/* ---- scratch memory for a whole step; latte/workspace.hpp says more ---- */
+
+typedef struct latte_workspace latte_workspace;
+
+typedef struct latte_workspace_need {
+  const char* name; /* for error messages */
+  uint64_t bytes;
+  uint64_t alignment; /* 0 = 256, or a power of two up to that */
+  uint64_t
+      phases; /* 0 = every phase, or a bit for each one in which it is live; without one in common memory is shared */
+} latte_workspace_need;
+
+typedef struct latte_workspace_slice {
+  uint32_t size;
+  int32_t need;
+  void* data;
+  uint64_t bytes;
+  uint64_t generation;
+} latte_workspace_slice;
+#define LATTE_WORKSPACE_SLICE_INIT \
+  { sizeof(latte_workspace_slice), -1, NULL, 0, 0 }
+
+/* checks: LATTE_CHECKS_... */
+LATTE_API latte_code latte_workspace_create(const latte_backend* backend, const latte_workspace_need* needs,
+                                            int32_t need_count, int32_t checks, latte_workspace** workspace,
+                                            latte_error* error);
+/* NULL is fine. */
+LATTE_API latte_code latte_workspace_destroy(latte_workspace* workspace, latte_error* error);
+LATTE_API latte_code latte_workspace_take(latte_workspace* workspace, int32_t need, latte_workspace_slice* slice,
+                                          latte_error* error);
+LATTE_API latte_code latte_workspace_give_back(latte_workspace* workspace, const latte_workspace_slice* slice,
+                                               latte_error* error);
+LATTE_API latte_code latte_workspace_check(const latte_workspace* workspace, latte_error* error);
 
 #ifdef __cplusplus
 }

@@ -27,7 +27,9 @@ struct Fp8Scale {
   bool per_head = false;       // needs ptr
 };
 
-// A chunk of the context on its way: the caller fills k and v from the latent rows, in the stream.
+// A chunk of the context on its way: the caller fills k and v from the latent rows, in the stream. k and v have the
+// problem's dtype: where that is fp8, what is filled in counts times the call's k_scale and v_scale, like k and v
+// themselves. Latent rows are f16 or f32 where the cache is, else bf16, with the cache's scales multiplied out.
 struct ContextChunk {
   std::int32_t index = 0;                    // counts up from 0
   std::int32_t tokens = 0;                   // rows of the tensors below
@@ -37,7 +39,7 @@ struct ContextChunk {
   TensorView v{};                            // [tokens, heads, v_width]
   Stream stream = nullptr;
 };
-// What it returns other than ok ends the call.
+// What it returns other than ok ends the call. It must not use the slot's builder or metadata.
 using ExpandChunk = Status (*)(void* user, const ContextChunk& chunk);
 
 struct PrefillArgs {
@@ -115,7 +117,9 @@ class PrefillBuilder {
 // Writes every element of out and lse for rows [0, query_start[B]) and nothing else. On an error nothing is written,
 // unless it is `expand` that fails. One thread at a time per slot; different slots may run at once.
 // On a device every address is a device address, bases and outer strides are multiples of 16 bytes, and the call
-// returns when the work is queued.
+// returns when the work is queued. It can be captured in a graph; with context, chunks and their sizes are then those
+// of the captured step. k and v may be left out when the step brings no new keys. lse is always available, also with
+// context.
 Status prefill(const PrefillMetadata& metadata, const PrefillArgs& args);
 
 }  // namespace latte

@@ -56,8 +56,9 @@ struct PrefillContext {
   std::int32_t rope = 64;
   KvFormat kv_format = KvFormat::bf16;
   std::int32_t page_size = 64;
-  std::int32_t max_tokens = 0;        // of one request
-  std::int64_t max_total_tokens = 0;  // of a step; 0 = max_requests * max_tokens
+  std::int32_t max_tokens = 0;  // of one request
+  // Of a step; 0 = max_requests * max_tokens. A slot keeps a plan for every chunk that this allows.
+  std::int64_t max_total_tokens = 0;
   // Most a slot may use for chunks and what joins them; 0 = 256 MiB, or what the smallest chunks need if that is more.
   std::int64_t workspace_bytes = 0;
 };
@@ -97,7 +98,7 @@ struct PrefillLengths {
   std::span<const std::int32_t> query_start{};  // [B + 1] prefix sums of the query lengths
   std::span<const std::int32_t> kv_start{};     // [B + 1] prefix sums of the lengths of k and v
   // Only with PrefillProblem::context, [B]: tokens of the request in the cache, all seen by all of its query tokens.
-  // Empty = none has any. Those of a request without query tokens are not looked at.
+  // Empty = none has any.
   std::span<const std::int32_t> context_lens{};
 };
 

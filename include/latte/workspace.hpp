@@ -38,16 +38,12 @@ struct WorkspaceSlice {
   std::uint64_t generation = 0;
 };
 
-#ifdef NDEBUG
-inline constexpr bool kWorkspaceChecks = false;
-#else
-inline constexpr bool kWorkspaceChecks = true;
-#endif
+enum class WorkspaceChecks : std::uint8_t { debug_builds, on, off };  // debug_builds: of the library, not of the caller
 
 struct WorkspaceOptions {
   // Watch who uses what: a slice that is taken twice or while another one lies in its memory, a slice given back twice,
   // and, on the host, guard words before and behind every slice. Off, take() is an addition and give_back() nothing.
-  bool checks = kWorkspaceChecks;
+  WorkspaceChecks checks = WorkspaceChecks::debug_builds;
 };
 
 // One thread at a time. The slices' addresses never change, so that graphs can hold them.

@@ -20,10 +20,15 @@ static_assert(same(KvFormat::bf16, LATTE_KV_BF16) && same(KvFormat::f16, LATTE_K
               same(KvFormat::f32, LATTE_KV_F32) && same(KvFormat::fp8_e4m3, LATTE_KV_FP8_E4M3) &&
               same(KvFormat::fp8_ds_mla, LATTE_KV_FP8_DS_MLA));
 static_assert(same(Mask::causal, LATTE_MASK_CAUSAL) && same(Mask::none, LATTE_MASK_NONE));
+static_assert(same(PrefillMath::automatic, LATTE_MATH_AUTOMATIC) && same(PrefillMath::half, LATTE_MATH_HALF) &&
+              same(PrefillMath::fp8, LATTE_MATH_FP8));
+static_assert(same(WorkspaceChecks::debug_builds, LATTE_CHECKS_DEBUG_BUILDS) &&
+              same(WorkspaceChecks::on, LATTE_CHECKS_ON) && same(WorkspaceChecks::off, LATTE_CHECKS_OFF));
 static_assert(same(PolicyKind::balanced, LATTE_POLICY_BALANCED) && same(PolicyKind::uniform, LATTE_POLICY_UNIFORM) &&
               same(PolicyKind::batch_invariant, LATTE_POLICY_BATCH_INVARIANT));
 // Frozen: these lie in arrays and inside other structs.
 static_assert(sizeof(latte_tensor) == sizeof(void*) + 8 + 64 && sizeof(latte_partial) == 2 * sizeof(latte_tensor));
+static_assert(sizeof(latte_fp8_scale) == 8 + sizeof(void*));
 static_assert(kMaxRank == 4);
 
 // Copies `text` to where an error struct of `room` bytes has its field at [offset, offset + N).
@@ -32,6 +37,16 @@ void copy_field(char* base, std::size_t room, std::size_t offset, std::size_t wi
   const std::size_t length = std::min({std::strlen(text), width - 1, room - offset - 1});
   std::memcpy(base + offset, text, length);
   base[offset + length] = '\0';
+}
+
+template <class T>
+const std::int32_t* words(std::span<const T> values) {
+  return reinterpret_cast<const std::int32_t*>(values.data());
+}
+
+template <class T>
+std::int64_t count(std::span<const T> values) {
+  return static_cast<std::int64_t>(values.size());
 }
 
 }  // namespace
@@ -83,6 +98,71 @@ Status read_problem(const latte_problem* given, DecodeProblem& problem) {
   LATTE_RETURN_IF_ERROR(read_enum(full.out_dtype, Dtype::u8, "out_dtype", problem.out_dtype));
   LATTE_RETURN_IF_ERROR(read_enum(full.kv_format, KvFormat::fp8_ds_mla, "kv_format", problem.kv_format));
   return read_enum(full.mask, Mask::none, "mask", problem.mask);
+}
+
+Status read_input(const latte_tensor& tensor, const char* field, ConstTensorView& view) {
+  TensorView any;
+  LATTE_RETURN_IF_ERROR(read_tensor(tensor, field, any));
+  view = any;
+  return {};
+}
+
+Status read_limits(const latte_limits* given, Limits& limits) {
+  latte_limits full = LATTE_LIMITS_INIT;
+  LATTE_RETURN_IF_ERROR(read_struct(given, "limits", sizeof(latte_limits), full));
+  limits = {.max_requests = full.max_requests,
+            .max_query_tokens = full.max_query_tokens,
+            .max_total_query_tokens = full.max_total_query_tokens,
+            .max_kv_tokens = full.max_kv_tokens,
+            .max_total_kv_tokens = full.max_total_kv_tokens,
+            .workers = full.workers};
+  return {};
+}
+
+Status read_options(const latte_builder_options* given, BuilderOptions& options) {
+  latte_builder_options full = LATTE_BUILDER_OPTIONS_INIT;
+  if (given != nullptr)
+    LATTE_RETURN_IF_ERROR(read_struct(given, "options", offsetof(latte_builder_options, policy_n), full));
+  LATTE_RETURN_IF_ERROR(read_enum(full.policy, PolicyKind::batch_invariant, "policy.kind", options.policy.kind));
+  options.policy.n = full.policy_n;
+  options.slots = full.slots;
+  options.own_workspace = full.own_workspace != 0;
+  options.validate = full.validate != 0;
+  return {};
+}
+
+Status read_workspace(void* data, std::uint64_t bytes, std::span<std::byte>& workspace) {
+  if (data == nullptr && bytes > 0) return backend::missing("workspace", "a pointer", "null");
+  if (data != nullptr && bytes == 0) return backend::invalid("workspace", "its size in workspace_bytes", "0 bytes");
+  workspace = {static_cast<std::byte*>(data), static_cast<std::size_t>(bytes)};
+  return {};
+}
+
+void write_support(const Support& answer, latte_support* support) {
+  latte_support full = LATTE_SUPPORT_INIT;
+  full.supported = answer.ok ? 1 : 0;
+  copy_text(answer.kernel, full.kernel);
+  copy_text(answer.reason, full.reason);
+  write_struct(full, support);
+}
+
+void write_plan(const Plan& made, latte_plan* plan) {
+  write_struct({.size = 0,
+                .workers = made.workers(),
+                .work_meta_data = words(made.work_meta_data),
+                .work_meta_data_count = count(made.work_meta_data),
+                .work_indptr = words(made.work_indptr),
+                .work_indptr_count = count(made.work_indptr),
+                .work_info_set = words(made.work_info_set),
+                .work_info_set_count = count(made.work_info_set),
+                .reduce_indptr = words(made.reduce_indptr),
+                .reduce_indptr_count = count(made.reduce_indptr),
+                .reduce_final_map = words(made.reduce_final_map),
+                .reduce_final_map_count = count(made.reduce_final_map),
+                .reduce_partial_map = words(made.reduce_partial_map),
+                .reduce_partial_map_count = count(made.reduce_partial_map),
+                .makespan_ticks = made.makespan_ticks()},
+               plan);
 }
 
 }  // namespace latte::c_abi

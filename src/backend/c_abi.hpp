@@ -14,6 +14,8 @@
 #include "latte/decode.hpp"
 #include "latte/latte.h"
 #include "latte/ops.hpp"
+#include "latte/prefill.hpp"
+#include "latte/workspace.hpp"
 
 struct latte_backend {
   latte::Backend backend;
@@ -22,6 +24,14 @@ struct latte_backend {
 
 struct latte_builder {
   latte::MetadataBuilder builder;
+};
+
+struct latte_prefill_builder {
+  latte::PrefillBuilder builder;
+};
+
+struct latte_workspace {
+  latte::Workspace workspace;
 };
 
 namespace latte::c_abi {
@@ -102,7 +112,24 @@ Status read_enum(std::int32_t value, Enum last, const char* field, Enum& out) {
 
 Status need_backend(const latte_backend* handle);
 Status read_tensor(const latte_tensor& tensor, const char* field, TensorView& view);
+Status read_input(const latte_tensor& tensor, const char* field, ConstTensorView& view);
 Status read_problem(const latte_problem* given, DecodeProblem& problem);
+Status read_limits(const latte_limits* given, Limits& limits);
+Status read_options(const latte_builder_options* given, BuilderOptions& options);
+Status read_workspace(void* data, std::uint64_t bytes, std::span<std::byte>& workspace);
+// Call check_struct first.
+void write_support(const Support& answer, latte_support* support);
+void write_plan(const Plan& made, latte_plan* plan);
+
+// The block table or the page lists of any struct that has their fields.
+template <class Args>
+Status read_pages(const Args& full, PageTable& pages) {
+  pages.block_table = full.block_table;
+  pages.block_table_stride = full.block_table_stride;
+  pages.max_pages = full.max_pages;
+  LATTE_RETURN_IF_ERROR(read_span(full.page_indptr, full.page_indptr_count, "pages.page_indptr", pages.page_indptr));
+  return read_span(full.page_indices, full.page_indices_count, "pages.page_indices", pages.page_indices);
+}
 
 // Copies text into a fixed array, cut to fit, always terminated.
 template <std::size_t N>

@@ -110,12 +110,7 @@ latte_code latte_backend_supports(const latte_backend* backend, const latte_prob
     LATTE_RETURN_IF_ERROR(check_struct(support, "support", offsetof(latte_support, kernel)));
     DecodeProblem wanted;
     LATTE_RETURN_IF_ERROR(read_problem(problem, wanted));
-    const Support answer = backend->backend.supports(wanted);
-    latte_support full = LATTE_SUPPORT_INIT;
-    full.supported = answer.ok ? 1 : 0;
-    copy_text(answer.kernel, full.kernel);
-    copy_text(answer.reason, full.reason);
-    write_struct(full, support);
+    write_support(backend->backend.supports(wanted), support);
     return {};
   });
 }

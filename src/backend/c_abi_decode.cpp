@@ -7,30 +7,6 @@
 namespace latte::c_abi {
 namespace {
 
-Status read_limits(const latte_limits* given, Limits& limits) {
-  latte_limits full = LATTE_LIMITS_INIT;
-  LATTE_RETURN_IF_ERROR(read_struct(given, "limits", sizeof(latte_limits), full));
-  limits = {.max_requests = full.max_requests,
-            .max_query_tokens = full.max_query_tokens,
-            .max_total_query_tokens = full.max_total_query_tokens,
-            .max_kv_tokens = full.max_kv_tokens,
-            .max_total_kv_tokens = full.max_total_kv_tokens,
-            .workers = full.workers};
-  return {};
-}
-
-Status read_options(const latte_builder_options* given, BuilderOptions& options) {
-  latte_builder_options full = LATTE_BUILDER_OPTIONS_INIT;
-  if (given != nullptr)
-    LATTE_RETURN_IF_ERROR(read_struct(given, "options", offsetof(latte_builder_options, policy_n), full));
-  LATTE_RETURN_IF_ERROR(read_enum(full.policy, PolicyKind::batch_invariant, "policy.kind", options.policy.kind));
-  options.policy.n = full.policy_n;
-  options.slots = full.slots;
-  options.own_workspace = full.own_workspace != 0;
-  options.validate = full.validate != 0;
-  return {};
-}
-
 Status read_lengths(const latte_lengths* given, StepLengths& lengths, Stream& stream) {
   latte_lengths full = LATTE_LENGTHS_INIT;
   LATTE_RETURN_IF_ERROR(read_struct(given, "lengths", offsetof(latte_lengths, visible), full));
@@ -59,13 +35,6 @@ Status read_metadata(const latte_metadata* given, DecodeMetadata& metadata) {
   return {};
 }
 
-Status read_input(const latte_tensor& tensor, const char* field, ConstTensorView& view) {
-  TensorView any;
-  LATTE_RETURN_IF_ERROR(read_tensor(tensor, field, any));
-  view = any;
-  return {};
-}
-
 Status read_decode_args(const latte_decode_args* given, DecodeArgs& args) {
   latte_decode_args full = latte_decode_args_init();
   LATTE_RETURN_IF_ERROR(read_struct(given, "args", offsetof(latte_decode_args, workspace), full));
@@ -75,17 +44,8 @@ Status read_decode_args(const latte_decode_args* given, DecodeArgs& args) {
   LATTE_RETURN_IF_ERROR(read_input(full.kv_cache, "kv_cache", args.kv_cache));
   LATTE_RETURN_IF_ERROR(read_tensor(full.out, "out", args.out));
   LATTE_RETURN_IF_ERROR(read_tensor(full.lse, "lse", args.lse));
-  args.pages.block_table = full.block_table;
-  args.pages.block_table_stride = full.block_table_stride;
-  args.pages.max_pages = full.max_pages;
-  LATTE_RETURN_IF_ERROR(
-      read_span(full.page_indptr, full.page_indptr_count, "pages.page_indptr", args.pages.page_indptr));
-  LATTE_RETURN_IF_ERROR(
-      read_span(full.page_indices, full.page_indices_count, "pages.page_indices", args.pages.page_indices));
-  if (full.workspace == nullptr && full.workspace_bytes > 0) return backend::missing("workspace", "a pointer", "null");
-  if (full.workspace != nullptr && full.workspace_bytes == 0)
-    return backend::invalid("workspace", "its size in workspace_bytes", "0 bytes");
-  args.workspace = {static_cast<std::byte*>(full.workspace), static_cast<std::size_t>(full.workspace_bytes)};
+  LATTE_RETURN_IF_ERROR(read_pages(full, args.pages));
+  LATTE_RETURN_IF_ERROR(read_workspace(full.workspace, full.workspace_bytes, args.workspace));
   args.scale = full.scale;
   args.q_scale = full.q_scale;
   args.kv_scale = full.kv_scale;
@@ -105,16 +65,6 @@ Status write_metadata(const Result<DecodeMetadata>& built, latte_metadata* metad
 
 Status need_builder(const latte_builder* builder) {
   return builder != nullptr ? Status() : backend::missing("builder", "a builder", "null");
-}
-
-template <class T>
-const std::int32_t* words(std::span<const T> values) {
-  return reinterpret_cast<const std::int32_t*>(values.data());
-}
-
-template <class T>
-std::int64_t count(std::span<const T> values) {
-  return static_cast<std::int64_t>(values.size());
 }
 
 }  // namespace
@@ -214,23 +164,7 @@ latte_code latte_metadata_plan(const latte_metadata* metadata, latte_plan* plan,
     LATTE_RETURN_IF_ERROR(read_metadata(metadata, step));
     LATTE_RETURN_IF_ERROR(backend::check_current(step));
     LATTE_RETURN_IF_ERROR(check_struct(plan, "plan", offsetof(latte_plan, work_meta_data)));
-    const Plan& made = step.plan();
-    write_struct({.size = 0,
-                  .workers = made.workers(),
-                  .work_meta_data = words(made.work_meta_data),
-                  .work_meta_data_count = count(made.work_meta_data),
-                  .work_indptr = words(made.work_indptr),
-                  .work_indptr_count = count(made.work_indptr),
-                  .work_info_set = words(made.work_info_set),
-                  .work_info_set_count = count(made.work_info_set),
-                  .reduce_indptr = words(made.reduce_indptr),
-                  .reduce_indptr_count = count(made.reduce_indptr),
-                  .reduce_final_map = words(made.reduce_final_map),
-                  .reduce_final_map_count = count(made.reduce_final_map),
-                  .reduce_partial_map = words(made.reduce_partial_map),
-                  .reduce_partial_map_count = count(made.reduce_partial_map),
-                  .makespan_ticks = made.makespan_ticks()},
-                 plan);
+    write_plan(step.plan(), plan);
     return {};
   });
 }

@@ -201,15 +201,11 @@ Result<PrefillMetadata> PrefillBuilderImpl::build(std::int32_t slot_index, const
   // While the arrays change hands nobody may run them: a prefill of the old step now says stale_metadata.
   slot.generation.store(0);
   slot.chunks = 0;
-  // Tokens that no query asks for are not fetched.
   const std::size_t requests = lengths.context_lens.size();
-  bool context_seen = false;
-  for (std::size_t b = 0; b < requests; ++b) {
-    const bool asked = lengths.query_start[b + 1] > lengths.query_start[b];
-    slot.lens[b] = asked ? lengths.context_lens[b] : 0;
-    context_seen = context_seen || slot.lens[b] > 0;
-  }
+  std::copy(lengths.context_lens.begin(), lengths.context_lens.end(), slot.lens.get());
   slot.context_lens = {slot.lens.get(), requests};
+  const bool context_seen =
+      std::any_of(slot.context_lens.begin(), slot.context_lens.end(), [](std::int32_t tokens) { return tokens > 0; });
   PrefillLengths staged;
   const auto plan = plan_into(context_seen ? *slot.joined : *slot.direct, context_seen ? joined : direct,
                               lengths.query_start, lengths.kv_start, slot.kv_lens.get(), stream, staged);

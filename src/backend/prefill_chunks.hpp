@@ -21,7 +21,7 @@ namespace latte::backend {
 std::int64_t chunk_token_count(std::span<const std::int32_t> lens, std::int32_t begin, std::int32_t end);
 
 // The end of the chunk that begins at `begin`: in (begin, longest], or `begin` itself when no request is that long.
-// chunk_tokens >= the number of requests.
+// chunk_tokens >= the number of requests, or >= all tokens there are.
 std::int32_t chunk_end(std::span<const std::int32_t> lens, std::int32_t begin, std::int32_t chunk_tokens);
 
 // Prefix sums of each request's tokens in [begin, end): starts has one entry more than lens.

@@ -30,6 +30,10 @@ struct Column {
     if (place == Place::host) return cpu::choose_kernel(problem, "auto", reason) != nullptr;
     return cuda::choose_decode(problem, {.max_requests = 1, .max_kv_tokens = 1}, {}, cuda::kHopperMultiprocessors).ok();
   }
+  bool takes(const PrefillProblem& problem, const Policy& policy = {}) const {
+    const std::string_view backend = place == Place::host ? "cpu" : "cuda";
+    return choose_for({.backend = backend}, problem, {.max_requests = 1, .max_kv_tokens = 1024}, policy).ok();
+  }
 };
 
 // A bf16 cache with bf16 queries, which every backend serves.
@@ -66,32 +70,33 @@ std::string range_text(const std::string& whole, std::initializer_list<std::int3
 std::string query_dtypes(const Column& column, KvFormat format) {
   List list;
   for (Dtype dtype : kDtypes)
-    list.add(column.takes({.heads = 1, .q_dtype = dtype, .kv_format = format}), dtype_name(dtype));
+    list.add(column.takes(DecodeProblem{.heads = 1, .q_dtype = dtype, .kv_format = format}), dtype_name(dtype));
   return list.text();
 }
 
 std::string output_dtypes(const Column& column) {
   List list;
-  for (Dtype dtype : kDtypes) list.add(column.takes({.heads = 1, .out_dtype = dtype}), dtype_name(dtype));
+  for (Dtype dtype : kDtypes) list.add(column.takes(DecodeProblem{.heads = 1, .out_dtype = dtype}), dtype_name(dtype));
   return list.text();
 }
 
 std::string heads(const Column& column) {
   return range_text("any >= 1", {1, 2, 3, 8, 12, 16, 24, 48, 64, 100, 128, 1000}, {0, -1},
-                    [&](std::int32_t value) { return column.takes({.heads = value}); });
+                    [&](std::int32_t value) { return column.takes(DecodeProblem{.heads = value}); });
 }
 
 std::string page_sizes(const Column& column) {
   return range_text("any >= 1", {1, 2, 7, 16, 64, 100, 128, 1000, std::numeric_limits<std::int32_t>::max()}, {0, -1},
-                    [&](std::int32_t value) { return column.takes({.heads = 1, .page_size = value}); });
+                    [&](std::int32_t value) { return column.takes(DecodeProblem{.heads = 1, .page_size = value}); });
 }
 
 std::string widths(const Column& column) {
   List list;
-  list.add(column.takes({.heads = 1, .latent = 512, .rope = 64}), "512/64");
-  list.add(column.takes({.heads = 1, .latent = 256, .rope = 64}), "256/64");
+  list.add(column.takes(DecodeProblem{.heads = 1, .latent = 512, .rope = 64}), "512/64");
+  list.add(column.takes(DecodeProblem{.heads = 1, .latent = 256, .rope = 64}), "256/64");
   const auto both = [&](std::int32_t width) {
-    return column.takes({.heads = 1, .latent = width}) && column.takes({.heads = 1, .rope = width});
+    return column.takes(DecodeProblem{.heads = 1, .latent = width}) &&
+           column.takes(DecodeProblem{.heads = 1, .rope = width});
   };
   const std::string others =
       range_text("other multiples of 16", {16, 32, 48, 128, 192, 384, 1024}, {0, 8, 24, 100, 577}, both);
@@ -101,7 +106,8 @@ std::string widths(const Column& column) {
 
 std::string masks(const Column& column) {
   List list;
-  for (Mask mask : {Mask::causal, Mask::none}) list.add(column.takes({.heads = 1, .mask = mask}), mask_name(mask));
+  for (Mask mask : {Mask::causal, Mask::none})
+    list.add(column.takes(DecodeProblem{.heads = 1, .mask = mask}), mask_name(mask));
   // A step of one request with two tokens, of which its only query token sees one.
   const std::array<std::int32_t, 1> seq_lens = {2}, visible = {1};
   const std::array<std::int32_t, 2> query_start = {0, 1};
@@ -193,6 +199,59 @@ std::string cache_writes(const Column& column) {
   return list.text();
 }
 
+std::string prefill_dtypes(const Column& column) {
+  List list;
+  for (Dtype dtype : kDtypes) list.add(column.takes(PrefillProblem{.heads = 1, .dtype = dtype}), dtype_name(dtype));
+  return list.text();
+}
+
+std::string prefill_outputs(const Column& column) {
+  List list;
+  for (Dtype dtype : kDtypes) list.add(column.takes(PrefillProblem{.heads = 1, .out_dtype = dtype}), dtype_name(dtype));
+  return list.text();
+}
+
+std::string prefill_heads(const Column& column) {
+  return range_text("any >= 1", {1, 2, 3, 8, 12, 16, 24, 48, 64, 100, 128, 1000}, {0, -1},
+                    [&](std::int32_t value) { return column.takes(PrefillProblem{.heads = value}); });
+}
+
+std::string prefill_widths(const Column& column) {
+  List list;
+  list.add(column.takes(PrefillProblem{.heads = 1}), "192/128");
+  const auto both = [&](std::int32_t width) {
+    return column.takes(PrefillProblem{.heads = 1, .qk_width = width}) &&
+           column.takes(PrefillProblem{.heads = 1, .v_width = width});
+  };
+  const std::string others =
+      range_text("other multiples of 16", {16, 32, 48, 64, 96, 256, 512, 1024}, {0, 8, 100}, both);
+  list.add(others != "no", others);
+  return list.text();
+}
+
+std::string prefill_masks(const Column& column) {
+  List list;
+  for (Mask mask : {Mask::causal, Mask::none})
+    list.add(column.takes(PrefillProblem{.heads = 1, .mask = mask}), mask_name(mask));
+  return list.text();
+}
+
+std::string prefill_policies(const Column& column) {
+  List list;
+  for (const Policy& policy : {Policy::balanced(), Policy::uniform(4), Policy::batch_invariant(256)})
+    list.add(column.takes(PrefillProblem{.heads = 1}, policy), policy_name(policy.kind));
+  return list.text();
+}
+
+// Chunks of a context come out of every cache that prefill can be asked to gather from.
+std::string prefill_contexts(const Column& column) {
+  List list;
+  for (KvFormat format : kFormats)
+    list.add(column.takes(PrefillProblem{.heads = 1, .context = PrefillContext{.kv_format = format, .max_tokens = 1}}),
+             kv_format_name(format));
+  return list.text();
+}
+
 std::string merges(const Column& column) {
   alignas(16) std::array<float, 16> memory{};
   List list;
@@ -224,6 +283,13 @@ std::vector<SupportRow> support_table() {
   add("masks", backend::masks);
   add("LSE", backend::log_sum_exps);
   add("planning policies", backend::policies);
+  add("prefill: q, k and v dtypes", backend::prefill_dtypes);
+  add("prefill: output dtypes", backend::prefill_outputs);
+  add("prefill: heads", backend::prefill_heads);
+  add("prefill: qk/v widths", backend::prefill_widths);
+  add("prefill: masks", backend::prefill_masks);
+  add("prefill: planning policies", backend::prefill_policies);
+  add("prefill: caches of older tokens", backend::prefill_contexts);
   add("merge dtypes", backend::merges);
   add("write_kv formats", backend::cache_writes);
   return rows;

@@ -85,7 +85,7 @@ struct PlannedPrefill {
   const PrefillProblem& problem;
   std::span<const std::int32_t> query_start;
   std::span<const std::int32_t> kv_start;
-  std::span<const std::int32_t> context_lens;  // 0 where no query token asks for them
+  std::span<const std::int32_t> context_lens;
   std::int32_t chunks = 0;
   std::size_t workspace_bytes = 0;
   bool owns_workspace = false;

@@ -147,7 +147,6 @@ Status check_context_args(const PlannedPrefill& step, const PrefillArgs& args) {
   if (!step.problem.context) {
     if (given(args.kv_cache)) return invalid("kv_cache", "none, as the problem has no context", "one");
     if (lists || table) return invalid("pages", "none, as the problem has no context", "some");
-    if (args.expand != nullptr) return invalid("expand", "none, as the problem has no context", "a function");
     return {};
   }
   const PrefillContext& context = *step.problem.context;

@@ -23,6 +23,11 @@ constexpr std::byte kGuardByte{0xC7};
 // Sums of a few of these stay far from overflow.
 constexpr std::size_t kMaxNeedBytes = std::size_t{1} << 56;
 constexpr std::size_t kMaxNeeds = 1024;
+#ifdef NDEBUG
+constexpr bool kDebugBuild = false;
+#else
+constexpr bool kDebugBuild = true;
+#endif
 
 std::size_t round_up_to(std::size_t bytes, std::size_t alignment) {
   return (bytes + alignment - 1) / alignment * alignment;
@@ -132,10 +137,13 @@ Workspace::~Workspace() = default;
 Result<Workspace> Workspace::create(const Backend& backend, std::span<const WorkspaceNeed> needs,
                                     const WorkspaceOptions& options) {
   if (!needs.empty() && needs.data() == nullptr) return backend::missing("needs", "a pointer", "null");
+  if (options.checks > WorkspaceChecks::off)
+    return backend::invalid("checks", "a WorkspaceChecks", backend::text(static_cast<std::int32_t>(options.checks)));
   try {
     auto state = std::make_unique<State>();
-    state->checks = options.checks;
-    state->guards = options.checks && !backend.on_device();
+    state->checks =
+        options.checks == WorkspaceChecks::on || (options.checks == WorkspaceChecks::debug_builds && kDebugBuild);
+    state->guards = state->checks && !backend.on_device();
     const std::size_t edge = state->guards ? kGuardBytes : 0;
     std::vector<WorkspaceNeed> padded(needs.begin(), needs.end());
     // Too large ones are left as they are, for the layout to refuse.

@@ -125,6 +125,10 @@ PlanConfig plan_config(const Kernel& kernel, const PrefillProblem& problem, cons
   config.policy = policy;  // batch_invariant without a chunk never splits: many tiles are the rule
   config.cost = cost_model(kernel, problem, config.row_tile);
   config.limits = limits;
+  // Half of the last-level cache that a server processor's cores share.
+  constexpr std::int64_t kSharedCacheBytes = std::int64_t{16} << 20;
+  config.shared_cache_tokens = kSharedCacheBytes / ((std::int64_t{problem.qk_width} + problem.v_width) *
+                                                    static_cast<std::int64_t>(dtype_bytes(problem.dtype)));
   return config;
 }
 

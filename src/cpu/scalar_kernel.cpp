@@ -21,7 +21,7 @@ const Kernel& scalar_kernel() {
       .max_row_tile = target::kRowTile,
       .speed = {.block_ns = 2400, .row_block_ns = 13400, .granule = 1},
       .prefill_row_tile = target::kPrefillRowTile,
-      .prefill_speed = {.block_ns = 2400, .row_block_ns = 13400, .granule = 1},
+      .prefill_speed = {.block_ns = 18000, .row_block_ns = 4560, .granule = 1},
       .burn = target::burn,
       .enter = [] {},
       .leave = [] {},

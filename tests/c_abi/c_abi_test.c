@@ -5,29 +5,26 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "checks.h"
 #include "latte/latte.h"
 
 static int checks = 0;
 static int failures = 0;
 
-/* Not assert(): this one stays in every build. */
-#define CHECK(condition) check((condition) != 0, #condition, __LINE__)
-#define CHECK_CODE(expected, call) check_code((expected), (call), #call, __LINE__)
-
-static int check(int ok, const char* what, int line) {
+int check(int ok, const char* what, const char* file, int line) {
   ++checks;
   if (!ok) {
     ++failures;
-    fprintf(stderr, "c_abi_test.c:%d: %s\n", line, what);
+    fprintf(stderr, "%s:%d: %s\n", file, line, what);
   }
   return ok;
 }
 
-static int check_code(latte_code expected, latte_code got, const char* what, int line) {
+int check_code(latte_code expected, latte_code got, const char* what, const char* file, int line) {
   ++checks;
   if (expected == got) return 1;
   ++failures;
-  fprintf(stderr, "c_abi_test.c:%d: %s: expected %s, got %s\n", line, what, latte_code_name(expected),
+  fprintf(stderr, "%s:%d: %s: expected %s, got %s\n", file, line, what, latte_code_name(expected),
           latte_code_name(got));
   return 0;
 }
@@ -569,6 +566,10 @@ static const named_test kTests[] = {
     {"null_arguments", null_arguments},
     {"policies_and_slots", policies_and_slots},
     {"streams_and_devices", streams_and_devices},
+    {"prefill_numbers", prefill_numbers},
+    {"prefill_context", prefill_context},
+    {"prefill_versions_and_nulls", prefill_versions_and_nulls},
+    {"workspace_slices", workspace_slices},
 };
 
 int main(int argc, char** argv) {

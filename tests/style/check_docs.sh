@@ -26,13 +26,17 @@ same_code() {
 
 cat examples/quickstart.cpp >"$compiled"
 same_code quickstart examples/quickstart.cpp
-# Of this one the README shows a part, which stands two columns further in.
-awk '
-  /^ *\/\/ readme:end$/ { inside = 0 }
-  inside { sub(/^  /, ""); print }
-  /^ *\/\/ readme:begin$/ { inside = 1 }
-' examples/device_graph.cpp >"$compiled"
-same_code device-graph 'the part that examples/device_graph.cpp marks'
+# same_part MARKER FILE COLUMNS: of this one the README shows the marked part, which stands so many columns further in.
+same_part() {
+  awk -v columns="$3" '
+    /^ *\/\/ readme:end$/ { inside = 0 }
+    inside { print substr($0, columns + 1) }
+    /^ *\/\/ readme:begin$/ { inside = 1 }
+  ' "$2" >"$compiled"
+  same_code "$1" "the part that $2 marks"
+}
+same_part device-graph examples/device_graph.cpp 2
+same_part expand examples/chunked_prefill.cpp 0
 
 # One link a line: "file line target".
 links() {

@@ -9,6 +9,8 @@ mkdir -p "$tree/docs/kernels" "$tree/examples"
 printf 'int main() {\n  return 0;\n}\n' >"$tree/examples/quickstart.cpp"
 part() { printf 'int main() {\n  // readme:begin\n  %s;\n  // readme:end\n}\n' "$1" >"$tree/examples/device_graph.cpp"; }
 part 'capture()'
+hook() { printf '// readme:begin\n%s;\n// readme:end\n' "$1" >"$tree/examples/chunked_prefill.cpp"; }
+hook 'expand()'
 
 failed=0
 
@@ -29,6 +31,7 @@ readme() {
     cat "$1"
     printf '```\n<!-- quickstart:end -->\n\n%s\n\n' "$2"
     printf '<!-- device-graph:begin -->\n```cpp\ncapture();\n```\n<!-- device-graph:end -->\n'
+    printf '<!-- expand:begin -->\n```cpp\nexpand();\n```\n<!-- expand:end -->\n'
   } >"$tree/README.md"
 }
 example=$tree/examples/quickstart.cpp
@@ -47,6 +50,9 @@ readme "$example" ''
 part 'replay()'
 expect fail 'another part of an example' 'the device-graph markers'
 part 'capture()'
+hook 'project()'
+expect fail 'another hook' 'the expand markers'
+hook 'expand()'
 
 readme "$example" '[gone](docs/gone.md)'
 expect fail 'a dead link' 'README.md:11: docs/gone.md does not exist'

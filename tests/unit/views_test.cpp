@@ -79,6 +79,13 @@ TEST(SupportTable, SaysWhatTheContractPromises) {
   EXPECT_EQ(row(table, "masks"), "causal, none, visible tokens per query");
   EXPECT_EQ(row(table, "LSE"), "optional, f32 (free strides)");
   EXPECT_EQ(row(table, "planning policies"), "balanced, uniform, batch_invariant");
+  EXPECT_EQ(row(table, "prefill: q, k and v dtypes"), "bf16, f16, f32, fp8_e4m3");
+  EXPECT_EQ(row(table, "prefill: output dtypes"), "bf16, f16, f32");
+  EXPECT_EQ(row(table, "prefill: heads"), "any >= 1");
+  EXPECT_EQ(row(table, "prefill: qk/v widths"), "192/128, other multiples of 16");
+  EXPECT_EQ(row(table, "prefill: masks"), "causal, none");
+  EXPECT_EQ(row(table, "prefill: planning policies"), "balanced, uniform, batch_invariant");
+  EXPECT_EQ(row(table, "prefill: caches of older tokens"), "bf16, f16, f32, fp8_e4m3, fp8_ds_mla");
   EXPECT_EQ(row(table, "merge dtypes"), "bf16, f16, f32");
   EXPECT_EQ(row(table, "write_kv formats"), "bf16, f16, f32, fp8_e4m3, fp8_ds_mla");
 }

@@ -186,7 +186,8 @@ HWY_INLINE void absorb(Work& w, std::int32_t first, std::int32_t tokens) {
     float* s = w.s.s + static_cast<std::int64_t>(p) * kStep * kLanes;
     const PanelState state{w.s.max_log2 + row, w.s.sum + row, w.s.bound + row};
     const bool masked = needs_mask(state.bound, first + tokens);
-    if (raise_panel(s, first, tokens, scale_log2, masked, state, w.s.factor + row))
+    const auto maxima = panel_maxima(s, first, tokens, masked, state.bound);
+    if (raise_panel(maxima, scale_log2, state, w.s.factor + row))
       for (std::int32_t r = row; r < std::min(row + kLanes, w.rows); ++r) {
         const float factor = w.s.factor[r];
         if (factor == 1.0f) continue;

@@ -48,14 +48,12 @@ HWY_INLINE VF32 masked_out(VF32 scores, std::int32_t token, hn::Vec<I32> bound, 
   return hn::IfThenElse(seen, scores, hn::Set(d, fill));
 }
 
-// Raises the panel's references for `tokens` new scores (times `scale_log2`) and says, in factor[lane], what sums and
-// outputs accumulated so far must be multiplied with. Returns false when all factors are 1.
-HWY_INLINE bool raise_panel(const float* scores, std::int32_t first, std::int32_t tokens, float scale_log2, bool masked,
-                            const PanelState& state, float* factor) {
+// The largest of `tokens` scores of each row, among those it sees; -inf where there is none.
+HWY_INLINE VF32 panel_maxima(const float* scores, std::int32_t first, std::int32_t tokens, bool masked,
+                             const std::int32_t* bounds) {
   const F32 d;
-  const auto bound = hn::LoadU(I32(), state.bound);
-  const auto none = hn::Set(d, kNegInf);
-  VF32 best0 = none, best1 = none;
+  const auto bound = hn::LoadU(I32(), bounds);
+  VF32 best0 = hn::Set(d, kNegInf), best1 = best0;
   std::int32_t t = 0;
   if (masked) {
     for (; t < tokens; ++t)
@@ -67,7 +65,15 @@ HWY_INLINE bool raise_panel(const float* scores, std::int32_t first, std::int32_
     }
     if (t < tokens) best0 = hn::Max(best0, hn::LoadU(d, scores + t * kLanes));
   }
-  const auto best = hn::Mul(hn::Max(best0, best1), hn::Set(d, scale_log2));
+  return hn::Max(best0, best1);
+}
+
+// Raises the panel's references for new scores with these maxima (both times `scale_log2`) and says, in factor[lane],
+// what sums and outputs accumulated so far must be multiplied with. Returns false when all factors are 1.
+HWY_INLINE bool raise_panel(VF32 maxima, float scale_log2, const PanelState& state, float* factor) {
+  const F32 d;
+  const auto none = hn::Set(d, kNegInf);
+  const auto best = hn::Mul(maxima, hn::Set(d, scale_log2));
   const auto old = hn::LoadU(d, state.max_log2);
   // An empty row (old = -inf) is raised by anything; otherwise only when the new maximum is kMaxLag above.
   const auto raise = hn::Gt(best, hn::Add(old, hn::Set(d, kMaxLag)));

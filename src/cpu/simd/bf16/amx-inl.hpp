@@ -76,13 +76,20 @@ struct Amx {
 
   template <class Aside>
   HWY_INLINE static void scores(const Work& w, const Block& block, const Aside& aside) {
-    for (std::int32_t t = 0; t < block.tokens; t += 2 * kPanel) {
-      std::int32_t panel = block.panel_begin;
-      for (; panel + 2 <= w.panels; panel += 2) score_2x2(w, block, t, panel, aside);
-      if (panel < w.panels) score_2x1(w, block, t, panel, aside);
-    }
+    // Narrow rows in groups of 64, so that a group's queries and 32 keys stay in L1 together.
+    const std::int32_t rows = w.width <= kNarrow ? 4 : w.panels;
+    for (std::int32_t group = 0; group < w.panels; group += rows)
+      for (std::int32_t t = 0; t < block.tokens; t += 2 * kPanel)
+        for (std::int32_t panel = group; panel < std::min(group + rows, w.panels); panel += 2) {
+          if (t >= block.extent[panel / 2]) continue;
+          if (panel + 2 <= w.panels)
+            score_2x2(w, block, t, panel, aside);
+          else
+            score_2x1(w, block, t, panel, aside);
+        }
   }
 
+  static constexpr std::int32_t kNarrow = 192;               // elements of a key
   static constexpr std::int32_t kTile = kPanel * kPair;      // elements of a tile of p or v
   static constexpr std::int32_t kOutTile = kPanel * kPanel;  // elements of a tile of o
 
@@ -92,13 +99,14 @@ struct Amx {
                                         const Aside& aside) {
     const std::int64_t p_panel = static_cast<std::int64_t>(kPanel) * kStep, o_panel = w.o_panel(1, 0);
     const std::uint16_t* v = block.v + column * w.s.v_panel;
-    const std::uint16_t* p = w.s.p + panel * p_panel;
+    const std::uint16_t* p = block.p + panel * p_panel;
     float* o = w.s.o + w.o_panel(panel, column);
     Tiles::template load<0>(o, 64);
     Tiles::template load<1>(o + kOutTile, 64);
     Tiles::template load<2>(o + o_panel, 64);
     Tiles::template load<3>(o + o_panel + kOutTile, 64);
-    for (std::int32_t t = 0; t < block.tokens; t += kPair, v += kTile, p += kTile) {
+    const std::int32_t end = block.extent[panel / 2];
+    for (std::int32_t t = 0; t < end; t += kPair, v += kTile, p += kTile) {
       Tiles::template load<4>(p, 64);
       Tiles::template load<5>(p + p_panel, 64);
       Tiles::template load<6>(v, 64);
@@ -120,11 +128,12 @@ struct Amx {
   HWY_INLINE static void accumulate_1x2(const Work& w, const Block& block, std::int32_t panel, std::int32_t column,
                                         const Aside& aside) {
     const std::uint16_t* v = block.v + column * w.s.v_panel;
-    const std::uint16_t* p = w.s.p + static_cast<std::int64_t>(panel) * kPanel * kStep;
+    const std::uint16_t* p = block.p + static_cast<std::int64_t>(panel) * kPanel * kStep;
     float* o = w.s.o + w.o_panel(panel, column);
     Tiles::template load<0>(o, 64);
     Tiles::template load<1>(o + kOutTile, 64);
-    for (std::int32_t t = 0; t < block.tokens; t += kPair, v += kTile, p += kTile) {
+    const std::int32_t end = block.extent[panel / 2];
+    for (std::int32_t t = 0; t < end; t += kPair, v += kTile, p += kTile) {
       Tiles::template load<4>(p, 64);
       Tiles::template load<6>(v, 64);
       Tiles::template multiply<0, 4>();
@@ -140,11 +149,12 @@ struct Amx {
   template <class Aside>
   HWY_INLINE static void accumulate(const Work& w, const Block& block, const Aside& aside) {
     constexpr std::int32_t kGroup = 4;
-    for (std::int32_t group = block.panel_begin; group < w.panels; group += kGroup) {
+    for (std::int32_t group = 0; group < w.panels; group += kGroup) {
       const std::int32_t end = std::min(group + kGroup, w.panels), paired = end / 2 * 2;
       for (std::int32_t column = 0; column < w.column_panels; column += 2) {
-        for (std::int32_t panel = group; panel < paired; panel += 2) accumulate_2x2(w, block, panel, column, aside);
-        if (paired < end) accumulate_1x2(w, block, paired, column, aside);
+        for (std::int32_t panel = group; panel < paired; panel += 2)
+          if (block.extent[panel / 2] > 0) accumulate_2x2(w, block, panel, column, aside);
+        if (paired < end && block.extent[paired / 2] > 0) accumulate_1x2(w, block, paired, column, aside);
       }
     }
   }
@@ -169,11 +179,11 @@ struct AmxNarrow {
   template <class Aside>
   HWY_INLINE static void accumulate(const Work& w, const Block& block, const Aside& aside) {
     for (std::int32_t column = 0; column < w.column_panels; column += 2) {
-      const std::uint16_t* p = w.s.p;
+      const std::uint16_t* p = block.p;
       float* o = w.s.o + w.o_panel(0, column);
       Tiles::template load<0>(o, 64);
       Tiles::template load<1>(o + Wide::kOutTile, 64);
-      for (std::int32_t t = 0; t < block.tokens; t += kPanel, p += 2 * Wide::kTile) {
+      for (std::int32_t t = 0; t < std::min(block.tokens, block.extent[0]); t += kPanel, p += 2 * Wide::kTile) {
         const auto [values, stride] = block.keys[t / kPanel];
         Tiles::template load<6>(values + column * kPanel, stride * 2);
         Tiles::template load<4>(p, 64);

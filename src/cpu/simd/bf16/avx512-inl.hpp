@@ -54,7 +54,8 @@ struct Avx512 {
   template <class Aside>
   HWY_INLINE static void scores(const Work& w, const Block& block, const Aside& aside) {
     for (std::int32_t t = 0; t < block.tokens; t += kBlock)
-      for (std::int32_t panel = block.panel_begin; panel < w.panels; panel += 2) {
+      for (std::int32_t panel = 0; panel < w.panels; panel += 2) {
+        if (t >= block.extent[panel / 2]) continue;
         if (panel + 2 <= w.panels)
           score_block<2>(w, block, t, panel);
         else
@@ -67,12 +68,13 @@ struct Avx512 {
   HWY_INLINE static void accumulate_block(const Work& w, const Block& block, std::int32_t row, std::int32_t column) {
     const std::int32_t panel = row / kPanel;
     float* o = w.s.o + w.o_panel(panel, column) + row % kPanel * kPanel;
-    const std::uint16_t* p = w.s.p + static_cast<std::int64_t>(panel) * kPanel * kStep + row % kPanel * kPair;
+    const std::uint16_t* p = block.p + static_cast<std::int64_t>(panel) * kPanel * kStep + row % kPanel * kPair;
     const std::uint16_t* v = block.v + column * w.s.v_panel;
     __m512 acc[rows][columns];
     for (std::int32_t r = 0; r < rows; ++r)
       for (std::int32_t c = 0; c < columns; ++c) acc[r][c] = _mm512_loadu_ps(o + (c * kPanel + r) * kPanel);
-    for (std::int32_t t = 0; t < block.tokens; t += kPair, p += kPanel * kPair)
+    const std::int32_t end = block.extent[row / (2 * kPanel)];
+    for (std::int32_t t = 0; t < end; t += kPair, p += kPanel * kPair)
       for (std::int32_t pair = 0; pair < kPair; pair += 2) {
         __m512i value[columns];
         for (std::int32_t c = 0; c < columns; ++c)
@@ -102,7 +104,7 @@ struct Avx512 {
 
   template <class Aside>
   HWY_INLINE static void accumulate(const Work& w, const Block& block, const Aside& aside) {
-    for (std::int32_t row = block.panel_begin * kPanel; row < w.rows; row += kBlock) {
+    for (std::int32_t row = 0; row < w.rows; row += kBlock) {
       accumulate_rows<kBlock>(w, block, row, w.rows - row);
       aside();
     }

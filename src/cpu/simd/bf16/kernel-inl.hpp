@@ -36,26 +36,22 @@
 
 #include "cpu/simd/bf16/amx-inl.hpp"
 #include "cpu/simd/bf16/avx512-inl.hpp"
+#include "cpu/simd/bf16/prefill-inl.hpp"
 
 HWY_PUSH_ATTRIBUTES(LATTE_BF16_TARGET)
 namespace latte::cpu::HWY_NAMESPACE::bf16 {
 
-// The frame both kernels share. Math supplies the two matrix products and calls what it is given once a turn of its
-// inner loop; how many turns there are, it says beforehand.
+// Decode's frame, which both kernels share. Math supplies the two matrix products and calls what it is given once a
+// turn of its inner loop; how many turns there are, it says beforehand.
 template <class Math>
-HWY_INLINE void run_with(const Piece& piece) {
-  const std::int32_t width = key_width(piece.shape), v_width = piece.shape.v_width, end = piece.record.kv_end;
+HWY_INLINE void run_decode_with(const Piece& piece) {
+  const std::int32_t end = piece.record.kv_end;
   Carver carver(piece.scratch);
-  Work w{.piece = piece,
-         .s = Scratch(carver, piece.rows(), v_width, width),
-         .ahead = Prefetch(piece),
-         .rows = piece.rows(),
-         .panels = static_cast<std::int32_t>(ceil_div(piece.rows(), kPanel)),
-         .width = width,
-         .column_panels = static_cast<std::int32_t>(round_up(v_width, 2 * kPanel) / kPanel)};
+  Work w = open_work(piece, carver);
   pack_query(w);
 
-  Block blocks[2] = {{.s = w.s.s[0], .k = w.s.k[0], .v = w.s.v[0]}, {.s = w.s.s[1], .k = w.s.k[1], .v = w.s.v[1]}};
+  Block blocks[2] = {{.s = w.s.s[0], .k = w.s.k[0], .v = w.s.v[0], .p = w.s.p[0], .best = w.s.best[0]},
+                     {.s = w.s.s[1], .k = w.s.k[1], .v = w.s.v[1], .p = w.s.p[1], .best = w.s.best[1]}};
   Block *now = &blocks[0], *next = &blocks[1];
   const std::int32_t score_lines = w.ahead.share(Math::score_turns(w));
   const std::int32_t accumulate_turns = Math::accumulate_turns(w);
@@ -77,7 +73,8 @@ HWY_INLINE void run_with(const Piece& piece) {
   }
   for (std::int32_t t = piece.record.kv_begin; t < end; t += kStep, std::swap(now, next)) {
     const bool more = t + kStep < end;
-    raise(w, *now);
+    Maxima(w, *now).finish();
+    rescale(w, raise(w, *now));
     Absorb<Math::kProbabilities> absorb(w, *now);
     w.ahead.aim(t + 2 * kStep, std::min(t + 3 * kStep, end));
     if (more) {
@@ -101,28 +98,31 @@ HWY_INLINE void run_with(const Piece& piece) {
     }
     if (more && (t + kStep - piece.record.kv_begin) % kFoldTokens == 0) fold_sums(w);
   }
-  if (w.folded) fold_sums(w);
-  finish_rows(piece, w.s.max_log2, w.folded ? w.s.total_sum : w.s.sum, [&](std::int32_t r) {
-    Math::gather_row(w, r, w.s.row);
-    return w.s.row;
-  });
+  finish_work<Math>(w);
 }
 
 std::size_t scratch_bytes(const Shape& shape) {
   Carver carver;
-  Scratch(carver, shape.row_tile, shape.v_width, key_width(shape));
+  Scratch(carver, shape.row_tile, shape);
   return carver.used();
 }
 
-HWY_NOINLINE void run_avx512(const Piece& piece) { run_with<Avx512>(piece); }
+HWY_NOINLINE void run_avx512(const Piece& piece) {
+  if (piece.shape.values_in_keys)
+    run_decode_with<Avx512>(piece);
+  else
+    run_prefill_with<Avx512>(piece);
+}
 
 // Chosen by the plan's row tile, which follows from heads and limits, not by the rows of this piece.
 template <class Tiles>
 HWY_NOINLINE void run_amx(const Piece& piece) {
-  if (piece.shape.row_tile <= kPanel && piece.shape.values_in_keys)
-    run_with<AmxNarrow<Tiles>>(piece);
+  if (!piece.shape.values_in_keys)
+    run_prefill_with<Amx<Tiles>>(piece);
+  else if (piece.shape.row_tile <= kPanel)
+    run_decode_with<AmxNarrow<Tiles>>(piece);
   else
-    run_with<Amx<Tiles>>(piece);
+    run_decode_with<Amx<Tiles>>(piece);
 }
 
 // Products on registers alone: the most the units can do.

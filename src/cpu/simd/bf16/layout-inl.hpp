@@ -19,42 +19,48 @@ inline constexpr std::int32_t kPair = 32;   // bf16 values in a tile row, and to
 inline constexpr std::int32_t kStep = 128;  // tokens staged at a time
 inline constexpr std::int32_t kRowTile = 128;
 inline constexpr std::int32_t kPrefillRowTile = 128;
+inline constexpr std::int32_t kMaxRows = 512;
 static_assert(kLanes == kPanel);
-
-struct Scratch {
-  std::uint16_t *q, *k[2], *v[2], *p;
-  std::uint32_t* pairs;  // P^T of one panel, two tokens a word, before it is turned into tiles
-  float *s[2], *o, *total_o, *row;
-  float *max_log2, *sum, *total_sum, *factor;
-  std::int32_t* bound;
-  std::int64_t v_panel;  // elements between column panels: one cache line more than they need, to spread over sets
-
-  Scratch(Carver& carver, std::int32_t rows, std::int32_t v_width, std::int32_t key_width) {
-    const std::int64_t padded = round_up(rows, 2 * kPanel);
-    v_panel = kStep * kPanel + 32;
-    q = carver.take<std::uint16_t>(padded * key_width);
-    for (std::uint16_t*& block : k) block = carver.take<std::uint16_t>(kStep * static_cast<std::int64_t>(key_width));
-    for (std::uint16_t*& block : v)
-      block = carver.take<std::uint16_t>(round_up(v_width, 2 * kPanel) / kPanel * v_panel);
-    p = carver.take<std::uint16_t>(std::max<std::int64_t>(padded, 4 * kPanel) * kStep);
-    pairs = carver.take<std::uint32_t>(kStep / 2 * kPanel);
-    for (float*& block : s) block = carver.take<float>(padded * kStep);
-    o = carver.take<float>(padded * round_up(v_width, 2 * kPanel));
-    total_o = carver.take<float>(padded * round_up(v_width, 2 * kPanel));
-    row = carver.take<float>(std::max(key_width, 2 * kPair) + v_width);
-    max_log2 = carver.take<float>(padded);
-    sum = carver.take<float>(padded);
-    total_sum = carver.take<float>(padded);
-    factor = carver.take<float>(padded);
-    bound = carver.take<std::int32_t>(padded);
-  }
-};
 
 // Elements of a staged key: the key, and the low halves of an fp8_ds_mla latent, to a whole number of tile rows.
 HWY_INLINE std::int32_t key_width(const Shape& shape) {
   const std::int32_t low = shape.format == KvFormat::fp8_ds_mla ? shape.v_width : 0;
   return static_cast<std::int32_t>(round_up(shape.width + low, kPair));
 }
+
+struct Scratch {
+  std::uint16_t *q, *k[2], *v[2], *p[2];
+  std::uint32_t* pairs;  // P^T of one panel, two tokens a word, before it is turned into tiles
+  float *s[2], *o, *total_o, *row;
+  float *max_log2, *sum, *total_sum, *factor, *best[2];
+  std::int32_t* bound;
+  std::int64_t v_panel;  // elements between column panels: one cache line more than they need, to spread over sets
+
+  Scratch(Carver& carver, std::int32_t rows, const Shape& shape) {
+    const std::int32_t width = key_width(shape), v_width = shape.v_width;
+    const std::int64_t padded = round_up(rows, 2 * kPanel);
+    v_panel = kStep * kPanel + 32;
+    q = carver.take<std::uint16_t>(padded * width);
+    for (std::uint16_t*& block : k) block = carver.take<std::uint16_t>(kStep * static_cast<std::int64_t>(width));
+    for (std::uint16_t*& block : v)
+      block = carver.take<std::uint16_t>(round_up(v_width, 2 * kPanel) / kPanel * v_panel);
+    for (std::uint16_t*& block : p)
+      block = &block == p || !shape.values_in_keys
+                  ? carver.take<std::uint16_t>(std::max<std::int64_t>(padded, 4 * kPanel) * kStep)
+                  : p[0];
+    pairs = carver.take<std::uint32_t>(kStep / 2 * kPanel);
+    for (float*& block : s) block = carver.take<float>(padded * kStep);
+    o = carver.take<float>(padded * round_up(v_width, 2 * kPanel));
+    total_o = carver.take<float>(padded * round_up(v_width, 2 * kPanel));
+    row = carver.take<float>(std::max(width, 2 * kPair) + v_width);
+    max_log2 = carver.take<float>(padded);
+    sum = carver.take<float>(padded);
+    total_sum = carver.take<float>(padded);
+    factor = carver.take<float>(padded);
+    for (float*& block : best) block = carver.take<float>(padded);
+    bound = carver.take<std::int32_t>(padded);
+  }
+};
 
 // Sixteen keys, `stride` elements apart: staged, or where they lie in the cache.
 struct KeyTile {
@@ -110,8 +116,10 @@ struct Block {
   float* s;          // scores
   std::uint16_t* k;  // keys that could not be used in place
   std::uint16_t* v;  // value pairs
+  std::uint16_t* p;  // probabilities
+  float* best;       // largest scores, one a row
   std::int32_t first = 0, tokens = 0;
-  std::int32_t panel_begin = 0;  // even; panels in front see nothing of the block, nor of those behind it
+  std::int32_t extent[kMaxRows / (2 * kPanel)];  // tokens, in whole pairs of panels, that some row of two panels sees
   KeyTile keys[kStep / kPanel];
 
   std::int32_t padded() const { return static_cast<std::int32_t>(round_up(tokens, kPair)); }
@@ -131,6 +139,16 @@ struct Work {
   // The finished output: the totals of a long piece, the running sums of a short one.
   const float* sums() const { return folded ? s.total_o : s.o; }
 };
+
+HWY_INLINE Work open_work(const Piece& piece, Carver& carver) {
+  return {.piece = piece,
+          .s = Scratch(carver, piece.rows(), piece.shape),
+          .ahead = Prefetch(piece),
+          .rows = piece.rows(),
+          .panels = static_cast<std::int32_t>(ceil_div(piece.rows(), kPanel)),
+          .width = key_width(piece.shape),
+          .column_panels = static_cast<std::int32_t>(round_up(piece.shape.v_width, 2 * kPanel) / kPanel)};
+}
 
 // Row r of o[panel][column panel][16][16].
 HWY_INLINE void gather_panels(const Work& w, std::int32_t r, float* row) {

@@ -5,7 +5,6 @@
 
 #include "core/softmax_state.hpp"
 #include "cpu/simd/bf16/layout-inl.hpp"
-#include "cpu/simd/softmax-inl.hpp"
 
 HWY_PUSH_ATTRIBUTES(LATTE_BF16_TARGET)
 namespace latte::cpu::HWY_NAMESPACE::bf16 {
@@ -117,44 +116,72 @@ HWY_INLINE void pack_query(Work& w) {
   std::fill(w.s.o, w.s.o + w.o_panel(w.panels, 0), 0.0f);
 }
 
-// Sixteen tokens as staged keys; those past the end are zero.
-HWY_INLINE void stage_keys(const Work& w, std::int32_t first, std::int32_t tokens, std::uint16_t* keys) {
+// Token t of a block as a staged key; those past the end are zero.
+HWY_INLINE void stage_key(const Work& w, const Block& block, std::int32_t t) {
   const Shape& shape = w.piece.shape;
-  for (std::int32_t t = 0; t < kPanel; ++t) {
-    std::uint16_t* key = keys + static_cast<std::int64_t>(t) * w.width;
-    if (t >= tokens) {
-      std::fill(key, key + w.width, std::uint16_t{0});
-    } else if (shape.format == KvFormat::fp8_ds_mla) {
-      ds_mla_to_bf16(w.piece.keys.at(first + t), w.s.row, key);
-    } else {
-      copy_bf16(w.piece.keys.at(first + t), kv_element_dtype(shape.format), shape.width, key);
-      std::fill(key + shape.width, key + w.width, std::uint16_t{0});
-    }
+  std::uint16_t* key = block.k + static_cast<std::int64_t>(t) * w.width;
+  if (t >= block.tokens) {
+    std::fill(key, key + w.width, std::uint16_t{0});
+  } else if (shape.format == KvFormat::fp8_ds_mla) {
+    ds_mla_to_bf16(w.piece.keys.at(block.first + t), w.s.row, key);
+  } else {
+    copy_bf16(w.piece.keys.at(block.first + t), kv_element_dtype(shape.format), shape.width, key);
+    std::fill(key + shape.width, key + w.width, std::uint16_t{0});
   }
 }
 
-// Gives a block its tokens and their keys, up to a whole number of tiles.
+// Gives a block its tokens, and says how many of them each pair of panels has to look at.
+HWY_INLINE void aim(const Work& w, Block& block, std::int32_t first) {
+  block.first = first;
+  block.tokens = std::min(kStep, w.piece.record.kv_end - first);
+  for (std::int32_t panel = 0; panel < w.panels; panel += 2) {
+    const std::int32_t* bound = w.s.bound + panel * kPanel;
+    std::int32_t most = _mm512_reduce_max_epi32(_mm512_loadu_si512(bound));
+    if (panel + 1 < w.panels) most = std::max(most, _mm512_reduce_max_epi32(_mm512_loadu_si512(bound + kPanel)));
+    block.extent[panel / 2] =
+        static_cast<std::int32_t>(round_up(std::clamp(most, first, first + block.tokens) - first, kPair));
+  }
+}
+
+// Aims a block and gives it its keys, up to a whole number of tiles, where they lie if that can be.
 HWY_INLINE void open(Work& w, Block& block, std::int32_t first) {
   const Shape& shape = w.piece.shape;
   const TokenReader& keys = w.piece.keys;
-  block.first = first;
-  block.tokens = std::min(kStep, w.piece.record.kv_end - first);
-  block.panel_begin = skip_blind(w.s.bound, block.panel_begin, w.panels, first) / 2 * 2;
-  // Whole tile rows, and element strides: what a tile can be loaded from directly. Not the keys of prefill: with 16
-  // heads or more their stride puts all rows of a tile into one or two sets of L1, and they are read many times.
-  const bool direct = shape.values_in_keys && shape.format == KvFormat::bf16 && w.width == shape.width &&
-                      keys.token_stride_bytes() % 2 == 0;
+  aim(w, block, first);
+  // Whole tile rows, and element strides: what a tile can be loaded from directly.
+  const bool direct = shape.format == KvFormat::bf16 && w.width == shape.width && keys.token_stride_bytes() % 2 == 0;
   for (std::int32_t t = 0; t < block.padded(); t += kPanel) {
     KeyTile& tile = block.keys[t / kPanel];
     if (direct && t + kPanel <= block.tokens && keys.run(first + t, kPanel) == kPanel) {
       tile = {reinterpret_cast<const std::uint16_t*>(keys.at(first + t)), keys.token_stride_bytes() / 2};
     } else {
-      std::uint16_t* staged = block.k + static_cast<std::int64_t>(t) * w.width;
-      stage_keys(w, first + t, block.tokens - t, staged);
-      tile = {staged, w.width};
+      for (std::int32_t i = t; i < t + kPanel; ++i) stage_key(w, block, i);
+      tile = {block.k + static_cast<std::int64_t>(t) * w.width, w.width};
     }
   }
 }
+
+// Stages all keys of an aimed block. A slice is one token.
+class StageKeys {
+ public:
+  StageKeys(const Work& w, Block& block, bool wanted) : w_(w), block_(block), left_(wanted ? block.padded() : 0) {
+    for (std::int32_t t = 0; t < left_; t += kPanel)
+      block.keys[t / kPanel] = {block.k + static_cast<std::int64_t>(t) * w.width, w.width};
+  }
+
+  HWY_INLINE void step() {
+    if (t_ < left_) stage_key(w_, block_, t_++);
+  }
+  HWY_INLINE void finish() {
+    while (t_ < left_) step();
+  }
+
+ private:
+  const Work& w_;
+  const Block& block_;
+  const std::int32_t left_;
+  std::int32_t t_ = 0;
+};
 
 // Interleaves the values of a block's tokens, two by two, into their rows of every column panel. A slice is eight
 // panels of a pair.

@@ -1,6 +1,8 @@
 // Scores to probabilities: references raised once a block, exponentials in slices between the products.
 #pragma once
 
+#include <bit>
+
 #include "cpu/simd/bf16/load-inl.hpp"
 #include "cpu/simd/softmax-inl.hpp"
 
@@ -34,16 +36,59 @@ HWY_INLINE void rescale_panel(const Work& w, float* outputs, std::int32_t panel)
     }
 }
 
-// Raises every row's reference for a scored block and rescales the outputs of those that rose.
-HWY_INLINE void raise(Work& w, const Block& block) {
+// Finds every row's largest score of a scored block. A slice is 32 tokens of a panel.
+class Maxima {
+ public:
+  Maxima(const Work& w, const Block& block, bool wanted = true) : w_(w), block_(block), end_(wanted ? w.panels : 0) {
+    if (wanted) std::fill(block.best, block.best + w.panels * kPanel, kNegInf);
+  }
+
+  static std::int32_t slices(const Work& w) { return w.panels * (kStep / kPair); }
+
+  HWY_INLINE void step() {
+    if (panel_ >= end_) return;
+    const std::int32_t tokens = std::min({kPair, block_.tokens - t_, block_.extent[panel_ / 2] - t_});
+    if (tokens <= 0) {
+      t_ = 0, ++panel_;
+      return;
+    }
+    const std::int32_t* bound = w_.s.bound + panel_ * kPanel;
+    const std::int32_t first = block_.first + t_;
+    const float* scores = block_.s + (static_cast<std::int64_t>(panel_) * kStep + t_) * kPanel;
+    const __m512 best = panel_maxima(scores, first, tokens, needs_mask(bound, first + tokens), bound).raw;
+    float* row = block_.best + panel_ * kPanel;
+    _mm512_storeu_ps(row, _mm512_max_ps(best, _mm512_loadu_ps(row)));
+    t_ += kPair;
+  }
+  HWY_INLINE void finish() {
+    while (panel_ < end_) step();
+  }
+
+ private:
+  const Work& w_;
+  const Block& block_;
+  const std::int32_t end_;
+  std::int32_t panel_ = 0, t_ = 0;
+};
+
+// Raises the references of rows for a block whose maxima are known, and says in which panels one rose: one bit each.
+// Their outputs are to be rescaled before the block is added to them.
+HWY_INLINE std::uint32_t raise(Work& w, const Block& block) {
+  static_assert(kMaxRows / kPanel <= 32);
   const float scale_log2 = w.piece.score_scale * kLog2e;
-  for (std::int32_t panel = block.panel_begin; panel < w.panels; ++panel) {
+  std::uint32_t raised = 0;
+  for (std::int32_t panel = 0; panel < w.panels; ++panel) {
     const std::int32_t row = panel * kPanel;
     const PanelState state{w.s.max_log2 + row, w.s.sum + row, w.s.bound + row};
-    const bool masked = needs_mask(state.bound, block.first + block.tokens);
-    if (!raise_panel(block.s + static_cast<std::int64_t>(panel) * kStep * kPanel, block.first, block.tokens, scale_log2,
-                     masked, state, w.s.factor + row))
-      continue;
+    if (raise_panel(VF32{_mm512_loadu_ps(block.best + row)}, scale_log2, state, w.s.factor + row))
+      raised |= 1u << panel;
+  }
+  return raised;
+}
+
+HWY_INLINE void rescale(Work& w, std::uint32_t raised) {
+  for (; raised != 0; raised &= raised - 1) {
+    const std::int32_t panel = std::countr_zero(raised), row = panel * kPanel;
     rescale_panel(w, w.s.o, panel);
     if (!w.folded) continue;
     rescale_panel(w, w.s.total_o, panel);
@@ -58,6 +103,16 @@ HWY_INLINE void fold_sums(Work& w) {
   w.folded = true;
 }
 
+// The outputs of a finished piece.
+template <class Math>
+HWY_INLINE void finish_work(Work& w) {
+  if (w.folded) fold_sums(w);
+  finish_rows(w.piece, w.s.max_log2, w.folded ? w.s.total_sum : w.s.sum, [&](std::int32_t r) {
+    Math::gather_row(w, r, w.s.row);
+    return w.s.row;
+  });
+}
+
 // How P lies in its tiles, each of 16 rows x 64 bytes.
 enum class Probabilities {
   paired,  // p[panel][token / 32][16][32]: tokens side by side, to meet value pairs
@@ -69,17 +124,19 @@ enum class Probabilities {
 template <Probabilities layout>
 class Absorb {
  public:
-  Absorb(Work& w, const Block& block)
-      : w_(w), block_(block), scale_(w.piece.score_scale * kLog2e), end_(block.padded()), panel_(block.panel_begin) {
-    open_panel();
+  Absorb(Work& w, const Block& block) : w_(w), block_(block), scale_(w.piece.score_scale * kLog2e), panel_(-1) {
+    next_panel();
   }
+
+  // Slices of a whole block.
+  static std::int32_t slices(const Work& w) { return w.panels * (kStep / 4 + kStep / kTokens); }
 
   HWY_INLINE void step() {
     if (panel_ >= w_.panels) return;
     if (t_ == tile_ + kTokens) {
       finish_tile();
       tile_ = t_;
-      if (t_ >= end_) ++panel_, open_panel();
+      if (t_ >= end_) next_panel();
       return;
     }
     if (masked_)
@@ -96,7 +153,7 @@ class Absorb {
   static constexpr std::int32_t kTokens = layout == Probabilities::paired ? kPair : kPanel;  // of a tile
 
   HWY_INLINE void finish_tile() {
-    auto* tiles = reinterpret_cast<std::uint32_t*>(w_.s.p + static_cast<std::int64_t>(panel_) * kPanel * kStep);
+    auto* tiles = reinterpret_cast<std::uint32_t*>(block_.p + static_cast<std::int64_t>(panel_) * kPanel * kStep);
     if constexpr (layout == Probabilities::paired) {
       transpose_16x16(w_.s.pairs, kPanel, tiles + tile_ / kTokens * kPanel * kPanel, kPanel);
     } else {
@@ -108,9 +165,13 @@ class Absorb {
     }
   }
 
-  HWY_INLINE void open_panel() {
+  // The next panel that sees something of the block.
+  HWY_INLINE void next_panel() {
     t_ = tile_ = 0;
-    if (panel_ >= w_.panels) return;
+    do
+      if (++panel_ >= w_.panels) return;
+    while (block_.extent[panel_ / 2] == 0);
+    end_ = block_.extent[panel_ / 2];
     const std::int32_t row = panel_ * kPanel, block_end = block_.first + block_.tokens;
     scores_ = block_.s + static_cast<std::int64_t>(panel_) * kStep * kPanel;
     sum_ = w_.s.sum + row;
@@ -152,8 +213,7 @@ class Absorb {
   Work& w_;
   const Block& block_;
   const float scale_;
-  const std::int32_t end_;
-  std::int32_t panel_, t_ = 0, tile_ = 0;
+  std::int32_t panel_, end_ = 0, t_ = 0, tile_ = 0;
   bool masked_ = false;
   const float* scores_ = nullptr;
   float* sum_ = nullptr;
