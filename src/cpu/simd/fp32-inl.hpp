@@ -13,7 +13,7 @@
 //
 // Registers: `scores` holds kTokens x 2 accumulators, `accumulate` kRows x 2. AVX-512: 16 of 32; AVX2: 8 of 16, which
 // is just what two FMA ports with a latency of 4 need. Staged block: 64 x 576 x 4 B = 147 KB, in L2; prefill: 64 x (192
-// + 128) x 4 B = 82 KB, and 128 rows beside it: q 98, s 33, o 66 KB.
+// + 128) x 4 B = 82 KB, and 256 rows beside it: q 196, s 66, o 131 KB.
 #if defined(LATTE_CPU_FP32_INL_) == defined(HWY_TARGET_TOGGLE)
 #ifdef LATTE_CPU_FP32_INL_
 #undef LATTE_CPU_FP32_INL_
@@ -35,7 +35,7 @@ inline constexpr std::int32_t kStep = kKvBlock;                // tokens staged 
 inline constexpr std::int32_t kTokens = kLanes >= 16 ? 8 : 4;  // tokens a register block of `scores`
 inline constexpr std::int32_t kRows = kLanes >= 16 ? 8 : 4;    // rows a register block of `accumulate`
 inline constexpr std::int32_t kRowTile = 64;
-inline constexpr std::int32_t kPrefillRowTile = 128;
+inline constexpr std::int32_t kPrefillRowTile = 256;
 inline constexpr std::int32_t kPair = kLanes > 1 ? 2 : 1;  // key values a broadcast, vectors a panel in `scores`
 static_assert(kStep % kTokens == 0);
 

@@ -48,14 +48,15 @@ HWY_INLINE void run_decode_with(const Piece& piece) {
   const std::int32_t end = piece.record.kv_end;
   Carver carver(piece.scratch);
   Work w = open_work(piece, carver);
+  Prefetch ahead(piece.keys, row_bytes(piece.shape.format, piece.shape.width));
   pack_query(w);
 
   Block blocks[2] = {{.s = w.s.s[0], .k = w.s.k[0], .v = w.s.v[0], .p = w.s.p[0], .best = w.s.best[0]},
                      {.s = w.s.s[1], .k = w.s.k[1], .v = w.s.v[1], .p = w.s.p[1], .best = w.s.best[1]}};
   Block *now = &blocks[0], *next = &blocks[1];
-  const std::int32_t score_lines = w.ahead.share(Math::score_turns(w));
+  const std::int32_t score_lines = ahead.share(Math::score_turns(w));
   const std::int32_t accumulate_turns = Math::accumulate_turns(w);
-  const std::int32_t accumulate_lines = w.ahead.share(accumulate_turns);
+  const std::int32_t accumulate_lines = ahead.share(accumulate_turns);
   // PairUp's slices of a block, in as many turns as there are.
   const auto pair_steps = static_cast<std::int32_t>(ceil_div(PairUp::slices(w), accumulate_turns));
 
@@ -63,11 +64,11 @@ HWY_INLINE void run_decode_with(const Piece& piece) {
 
   if (piece.record.kv_begin < end) {
     open(w, *now, piece.record.kv_begin);
-    w.ahead.aim(now->first + kStep, std::min(now->first + 2 * kStep, end));
+    ahead.aim(now->first + kStep, std::min(now->first + 2 * kStep, end));
     PairUp pairs(w, *now);
     Math::scores(w, *now, [&] {
       if constexpr (kPairs) pairs.step();
-      w.ahead.lines(2 * score_lines);
+      ahead.lines(2 * score_lines);
     });
     if constexpr (kPairs) pairs.finish();
   }
@@ -76,12 +77,12 @@ HWY_INLINE void run_decode_with(const Piece& piece) {
     Maxima(w, *now).finish();
     rescale(w, raise(w, *now));
     Absorb<Math::kProbabilities> absorb(w, *now);
-    w.ahead.aim(t + 2 * kStep, std::min(t + 3 * kStep, end));
+    ahead.aim(t + 2 * kStep, std::min(t + 3 * kStep, end));
     if (more) {
       open(w, *next, t + kStep);
       Math::scores(w, *next, [&] {
         absorb.step();
-        w.ahead.lines(score_lines);
+        ahead.lines(score_lines);
       });
     }
     absorb.finish();
@@ -90,7 +91,7 @@ HWY_INLINE void run_decode_with(const Piece& piece) {
       Math::accumulate(w, *now, [&] {
         if constexpr (kPairs)
           for (std::int32_t i = 0; i < pair_steps; ++i) pairs.step();
-        w.ahead.lines(accumulate_lines);
+        ahead.lines(accumulate_lines);
       });
       if constexpr (kPairs) pairs.finish();
     } else {

@@ -18,8 +18,8 @@ inline constexpr std::int32_t kPanel = 16;  // rows or columns a tile
 inline constexpr std::int32_t kPair = 32;   // bf16 values in a tile row, and tokens in a tile of V
 inline constexpr std::int32_t kStep = 128;  // tokens staged at a time
 inline constexpr std::int32_t kRowTile = 128;
-inline constexpr std::int32_t kPrefillRowTile = 128;
-inline constexpr std::int32_t kMaxRows = 512;
+inline constexpr std::int32_t kPrefillRowTile = 256;
+inline constexpr std::int32_t kMaxRows = std::max(kRowTile, kPrefillRowTile);
 static_assert(kLanes == kPanel);
 
 // Elements of a staged key: the key, and the low halves of an fp8_ds_mla latent, to a whole number of tile rows.
@@ -68,47 +68,39 @@ struct KeyTile {
   std::int64_t stride;
 };
 
-// Fetches tokens into L2, keys and then values, a few lines at every turn of an inner loop.
+// Bytes of `width` values of a token.
+HWY_INLINE std::int32_t row_bytes(KvFormat format, std::int32_t width) {
+  if (format == KvFormat::fp8_ds_mla) return kDsMlaBytes;
+  return width * static_cast<std::int32_t>(dtype_bytes(kv_element_dtype(format)));
+}
+
+// Fetches tokens' keys or values into L2, a few lines at every turn of an inner loop.
 class Prefetch {
  public:
-  explicit Prefetch(const Piece& piece)
-      : piece_(piece),
-        key_bytes_(bytes(piece.shape.format, piece.shape.width)),
-        value_bytes_(piece.shape.values_in_keys ? 0 : bytes(piece.shape.format, piece.shape.v_width)) {}
+  Prefetch(const TokenReader& reader, std::int32_t token_bytes) : reader_(reader), token_bytes_(token_bytes) {}
 
-  void aim(std::int32_t first, std::int32_t end) { next_ = first, end_ = end, left_ = 0, values_next_ = false; }
+  void aim(std::int32_t first, std::int32_t end) { next_ = first, end_ = end, offset_ = token_bytes_; }
   // Lines to fetch at each of `turns` turns to have fetched half a block.
   std::int32_t share(std::int32_t turns) const {
-    const std::int64_t token_lines = ceil_div(key_bytes_, 64) + ceil_div(value_bytes_, 64);
-    return static_cast<std::int32_t>(ceil_div(kStep * token_lines, 2 * turns));
+    return static_cast<std::int32_t>(ceil_div(std::int64_t{kStep} * ceil_div(token_bytes_, 64), 2 * turns));
   }
   HWY_INLINE void lines(std::int32_t count) {
     for (; count > 0; --count) {
-      if (left_ <= 0) {
+      if (offset_ >= token_bytes_) {
         if (next_ >= end_) return;
-        line_ = reinterpret_cast<const char*>(values_next_ ? piece_.values.at(next_) : piece_.keys.at(next_));
-        left_ = values_next_ ? value_bytes_ : key_bytes_;
-        if (values_next_ || value_bytes_ == 0) ++next_;
-        values_next_ = !values_next_ && value_bytes_ > 0;
+        token_ = reinterpret_cast<const char*>(reader_.at(next_++));
+        offset_ = 0;
       }
-      _mm_prefetch(line_, _MM_HINT_T1);
-      line_ += 64;
-      left_ -= 64;
+      _mm_prefetch(token_ + offset_, _MM_HINT_T1);
+      offset_ += 64;
     }
   }
 
  private:
-  static std::int32_t bytes(KvFormat format, std::int32_t width) {
-    if (format == KvFormat::fp8_ds_mla) return kDsMlaBytes;
-    return width * static_cast<std::int32_t>(dtype_bytes(kv_element_dtype(format)));
-  }
-
-  const Piece& piece_;
-  const std::int32_t key_bytes_, value_bytes_;
-  std::int32_t next_ = 0, end_ = 0;
-  std::int32_t left_ = 0;  // bytes of the row being fetched
-  bool values_next_ = false;
-  const char* line_ = nullptr;
+  const TokenReader& reader_;
+  const std::int32_t token_bytes_;
+  std::int32_t next_ = 0, end_ = 0, offset_ = 0;
+  const char* token_ = nullptr;
 };
 
 // Up to kStep tokens on their way through the kernel. Two are in flight: one is scored while the other is absorbed.
@@ -128,7 +120,6 @@ struct Block {
 struct Work {
   const Piece& piece;
   Scratch s;
-  Prefetch ahead;
   std::int32_t rows, panels, width;
   std::int32_t column_panels;  // of V and O; the last may be unused when v_width is an odd multiple of 16
   bool folded = false;         // the totals hold something
@@ -143,7 +134,6 @@ struct Work {
 HWY_INLINE Work open_work(const Piece& piece, Carver& carver) {
   return {.piece = piece,
           .s = Scratch(carver, piece.rows(), piece.shape),
-          .ahead = Prefetch(piece),
           .rows = piece.rows(),
           .panels = static_cast<std::int32_t>(ceil_div(piece.rows(), kPanel)),
           .width = key_width(piece.shape),
