@@ -112,7 +112,6 @@ Status PrefillBuilderImpl::make_slot(PrefillSlot& slot, const BuilderOptions& op
   }
   const auto requests = static_cast<std::size_t>(limits.max_requests);
   slot.kv_lens = std::make_unique_for_overwrite<std::int32_t[]>(requests);
-  slot.chunk_starts = std::make_unique_for_overwrite<std::int32_t[]>(requests + 1);
   slot.lens = std::make_unique_for_overwrite<std::int32_t[]>(requests);
   if (!options.own_workspace || workspaces.bytes == 0) return {};
   auto memory = DeviceMemory::allocate(*backend, workspaces.bytes);
@@ -149,24 +148,25 @@ PlannedPrefill PrefillBuilderImpl::planned_step(const PrefillSlot& slot) const {
           .place = backend->impl().place()};
 }
 
-Result<Plan> PrefillBuilderImpl::plan_into(PrefillStep& step, const PrefillSetup& setup,
-                                           std::span<const std::int32_t> query_start,
-                                           std::span<const std::int32_t> kv_start, std::int32_t* kv_lens, Stream stream,
-                                           PrefillLengths& staged) const {
-  const auto staging = step.stage(stream);
-  if (!staging.ok()) return staging.status();
-  const std::size_t requests = query_start.size() - 1;
-  for (std::size_t b = 0; b < requests; ++b) kv_lens[b] = kv_start[b + 1] - kv_start[b];
-  const auto plan =
-      make_plan(setup.choice.plan, {.seq_lens = {kv_lens, requests}, .query_start = query_start}, staging->plan_words);
+Result<PrefillBuilderImpl::Planned> PrefillBuilderImpl::plan_into(PrefillStep& step,
+                                                                  const PrefillStep::Staging& staging,
+                                                                  const PrefillSetup& setup,
+                                                                  const PrefillLengths& lengths, std::int32_t* kv_lens,
+                                                                  Stream stream) const {
+  const std::size_t requests = lengths.query_start.size() - 1;
+  for (std::size_t b = 0; b < requests; ++b) kv_lens[b] = lengths.kv_start[b + 1] - lengths.kv_start[b];
+  const auto plan = make_plan(setup.choice.plan, {.seq_lens = {kv_lens, requests}, .query_start = lengths.query_start},
+                              staging.plan_words);
   if (!plan.ok()) return plan.status();
   const auto keep = [](std::span<const std::int32_t> values, std::int32_t* to) {
     if (values.data() != to) std::copy(values.begin(), values.end(), to);
     return std::span<const std::int32_t>(to, values.size());
   };
-  staged = {.query_start = keep(query_start, staging->query_start), .kv_start = keep(kv_start, staging->kv_start)};
-  LATTE_RETURN_IF_ERROR(step.publish(*plan, staged, stream));
-  return plan;
+  const Planned planned{.plan = *plan,
+                        .lengths = {.query_start = keep(lengths.query_start, staging.query_start),
+                                    .kv_start = keep(lengths.kv_start, staging.kv_start)}};
+  LATTE_RETURN_IF_ERROR(step.publish(planned.plan, planned.lengths, stream));
+  return planned;
 }
 
 Status PrefillBuilderImpl::build_chunks(PrefillSlot& slot, Stream stream) const {
@@ -174,15 +174,16 @@ Status PrefillBuilderImpl::build_chunks(PrefillSlot& slot, Stream stream) const 
     const std::int32_t end = chunk_end(slot.context_lens, begin, context.chunk_tokens);
     if (end == begin) return {};
     ChunkSlot& chunk_slot = slot.chunk_slots[static_cast<std::size_t>(slot.chunks)];
-    chunk_starts(slot.context_lens, begin, end, {slot.chunk_starts.get(), slot.context_lens.size() + 1});
-    PrefillLengths staged;
-    const auto plan =
-        plan_into(*chunk_slot.step, chunk, slot.query_start, {slot.chunk_starts.get(), slot.context_lens.size() + 1},
-                  slot.kv_lens.get(), stream, staged);
-    if (!plan.ok()) return plan.status();
-    chunk_slot.plan = *plan;
+    const auto staging = chunk_slot.step->stage(stream);
+    if (!staging.ok()) return staging.status();
+    const std::span<std::int32_t> starts(staging->kv_start, slot.context_lens.size() + 1);
+    chunk_starts(slot.context_lens, begin, end, starts);
+    const auto planned = plan_into(*chunk_slot.step, *staging, chunk,
+                                   {.query_start = slot.query_start, .kv_start = starts}, slot.kv_lens.get(), stream);
+    if (!planned.ok()) return planned.status();
+    chunk_slot.plan = planned->plan;
     chunk_slot.begin = begin;
-    chunk_slot.kv_start = staged.kv_start;
+    chunk_slot.kv_start = planned->lengths.kv_start;
     ++slot.chunks;
     begin = end;
   }
@@ -197,23 +198,23 @@ Result<PrefillMetadata> PrefillBuilderImpl::build(std::int32_t slot_index, const
   // Everything that lengths can be refused for is refused here, while the step planned before is still whole.
   LATTE_RETURN_IF_ERROR(validate_lengths(lengths, limits, problem.heads, bounds));
   PrefillSlot& slot = slots_[static_cast<std::size_t>(slot_index)];
+  const bool has_context = std::any_of(lengths.context_lens.begin(), lengths.context_lens.end(),
+                                       [](std::int32_t tokens) { return tokens > 0; });
+  PrefillStep& first = has_context ? *slot.joined : *slot.direct;
+  const auto staging = first.stage(stream);
+  if (!staging.ok()) return staging.status();
 
   // While the arrays change hands nobody may run them: a prefill of the old step now says stale_metadata.
   slot.generation.store(0);
   slot.chunks = 0;
-  const std::size_t requests = lengths.context_lens.size();
   std::copy(lengths.context_lens.begin(), lengths.context_lens.end(), slot.lens.get());
-  slot.context_lens = {slot.lens.get(), requests};
-  const bool context_seen =
-      std::any_of(slot.context_lens.begin(), slot.context_lens.end(), [](std::int32_t tokens) { return tokens > 0; });
-  PrefillLengths staged;
-  const auto plan = plan_into(context_seen ? *slot.joined : *slot.direct, context_seen ? joined : direct,
-                              lengths.query_start, lengths.kv_start, slot.kv_lens.get(), stream, staged);
-  if (!plan.ok()) return plan.status();
-  slot.plan = *plan;
-  slot.query_start = staged.query_start;
-  slot.kv_start = staged.kv_start;
-  if (context_seen) LATTE_RETURN_IF_ERROR(build_chunks(slot, stream));
+  slot.context_lens = {slot.lens.get(), lengths.context_lens.size()};
+  const auto planned = plan_into(first, *staging, has_context ? joined : direct, lengths, slot.kv_lens.get(), stream);
+  if (!planned.ok()) return planned.status();
+  slot.plan = planned->plan;
+  slot.query_start = planned->lengths.query_start;
+  slot.kv_start = planned->lengths.kv_start;
+  if (has_context) LATTE_RETURN_IF_ERROR(build_chunks(slot, stream));
   slot.generation.store(++slot.builds);
   return metadata_of(&slot, slot.builds);
 }

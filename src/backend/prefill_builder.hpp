@@ -34,12 +34,11 @@ struct PrefillSlot {
   // Matches the metadata of the last build. 0 = never built, or being built right now.
   std::atomic<std::uint64_t> generation{0};
   std::uint64_t builds = 0;
-  std::unique_ptr<PrefillStep> direct, joined;   // joined: only with context
-  std::vector<ChunkSlot> chunk_slots;            // as many as a step can have
-  std::unique_ptr<std::int32_t[]> kv_lens;       // of the plan being made
-  std::unique_ptr<std::int32_t[]> chunk_starts;  // kv_start of the chunk being planned
-  std::unique_ptr<std::int32_t[]> lens;          // context_lens at their largest
-  DeviceMemory workspace;                        // empty when the caller brings one
+  std::unique_ptr<PrefillStep> direct, joined;  // joined: only with context
+  std::vector<ChunkSlot> chunk_slots;           // as many as a step can have
+  std::unique_ptr<std::int32_t[]> kv_lens;      // of the plan being made
+  std::unique_ptr<std::int32_t[]> lens;         // context_lens at their largest
+  DeviceMemory workspace;                       // empty when the caller brings one
   // Of the last build.
   Plan plan;
   std::span<const std::int32_t> query_start, kv_start, context_lens;
@@ -78,9 +77,13 @@ class PrefillBuilderImpl {
   Status choose_context(const Backend& machine, const Policy& policy);
   Status lay_out();
   Status make_slot(PrefillSlot& slot, const BuilderOptions& options);
-  Result<Plan> plan_into(PrefillStep& step, const PrefillSetup& setup, std::span<const std::int32_t> query_start,
-                         std::span<const std::int32_t> kv_start, std::int32_t* kv_lens, Stream stream,
-                         PrefillLengths& staged) const;
+  struct Planned {
+    Plan plan;
+    PrefillLengths lengths;  // as the step keeps them
+  };
+  // Plans into what step.stage() returned.
+  Result<Planned> plan_into(PrefillStep& step, const PrefillStep::Staging& staging, const PrefillSetup& setup,
+                            const PrefillLengths& lengths, std::int32_t* kv_lens, Stream stream) const;
   Status build_chunks(PrefillSlot& slot, Stream stream) const;
 
   std::unique_ptr<PrefillSlot[]> slots_;

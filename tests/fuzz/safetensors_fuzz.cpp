@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "cli/captured.hpp"
+#include "cli/captured_prefill.hpp"
 #include "cli/safetensors.hpp"
 
 namespace {
@@ -29,6 +30,12 @@ void check(std::span<const std::byte> file) {
     require(reinterpret_cast<std::uintptr_t>(tensor.bytes.data()) % file_dtype_bytes(tensor.dtype) == 0);
   }
   require(bytes <= file.size() && sum <= 255 * bytes);
+  if (const auto prompt = read_captured_prefill(*parsed); prompt) {
+    require(prompt->query_start.size() == prompt->kv_start.size());
+    require(prompt->limits().max_requests >= 1);
+  } else {
+    require(!prompt.status().message().empty());
+  }
   const auto call = read_captured(*parsed);
   if (!call) {
     require(!call.status().message().empty());
