@@ -7,6 +7,7 @@
 #include "backend/errors.hpp"
 #include "core/checked.hpp"
 #include "cuda/sm90/decode/choice.hpp"
+#include "cuda/sm90/prefill/choice.hpp"
 
 namespace latte::backend {
 namespace {
@@ -36,6 +37,11 @@ std::vector<KernelInfo> list_kernels(std::int32_t multiprocessors) {
           if (known->serves.find(dtype_name(dtype)) == std::string::npos)
             known->serves += (known->serves.empty() ? "" : ", ") + std::string(dtype_name(dtype));
         }
+  for (Dtype dtype : {Dtype::fp8_e4m3, Dtype::bf16, Dtype::f16})
+    kernels.push_back({.name = cuda::kernel_name(cuda::PrefillKernel{dtype}),
+                       .usable = true,
+                       .reason = {},
+                       .serves = "prefill, " + std::string(dtype_name(dtype))});
   return kernels;
 }
 
@@ -149,7 +155,8 @@ Status CudaImpl::write_kv(const WriteKvArgs& args) {
 Result<Ceilings> CudaImpl::measure_ceilings(std::string_view kernel) {
   std::string names;
   for (const KernelInfo& known : list_kernels(workers())) {
-    if (known.name == kernel) return device_->measure_ceilings();
+    if (known.name == kernel)
+      return device_->measure_ceilings(kernel == cuda::kernel_name(cuda::PrefillKernel{Dtype::fp8_e4m3}));
     names += (names.empty() ? "" : ", ") + known.name;
   }
   return invalid("kernel", "one of " + names, "\"" + std::string(kernel) + "\"");

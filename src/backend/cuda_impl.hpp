@@ -69,9 +69,58 @@ class DeviceBuffer {
   cuda::Memory where_ = cuda::Memory::device;
 };
 
+// Words that the host writes and the device reads: the same places in pinned and in device memory. There are two pinned
+// halves that take turns, as an upload may still be reading one.
+class StagedWords {
+ public:
+  explicit StagedWords(cuda::Device& device) : device_(device) {}
+  StagedWords(const StagedWords&) = delete;
+  StagedWords& operator=(const StagedWords&) = delete;
+  ~StagedWords();
+  Status allocate(std::size_t words);
+
+  // Turns to the other half; waits if the upload before the last has not ended. An error when the stream is captured.
+  Status stage(Stream stream);
+  // Uploads the staged words that these spans lie in, which come in the order of their places.
+  template <class... Spans>
+  Status upload(Stream stream, const Spans&... spans) {
+    const Range ranges[] = {range(spans)...};
+    return upload(ranges, stream);
+  }
+
+  std::int32_t* staged() const { return reinterpret_cast<std::int32_t*>(halves_[half_].words.data()); }
+  std::int32_t* on_device() const { return reinterpret_cast<std::int32_t*>(words_.data()); }
+
+ private:
+  struct Half {
+    DeviceBuffer words;
+    void* uploaded = nullptr;  // an event
+    bool in_flight = false;
+  };
+  struct Range {
+    std::size_t first, last;
+  };
+
+  template <class Span>
+  Range range(const Span& values) const {
+    const auto first = static_cast<std::size_t>(reinterpret_cast<const std::int32_t*>(values.data()) - staged());
+    return values.empty() ? Range{0, 0} : Range{first, first + values.size_bytes() / sizeof(std::int32_t)};
+  }
+  Status upload(std::span<const Range> ranges, Stream stream);
+
+  cuda::Device& device_;
+  Half halves_[2];
+  std::size_t half_ = 0;
+  DeviceBuffer words_;
+};
+// Parts of such words begin at multiples of 256 bytes.
+std::size_t staged_words(std::int64_t count);
+
 // How a workspace is divided; the places follow from the limits, so that graphs keep them.
 cuda::WorkspaceView carve_workspace(const PlanSizes& sizes, std::byte* base);
 std::size_t arrived_bytes(const PlanSizes& sizes);
+
+cuda::CacheView cache_view(const ConstTensorView& cache, const PageTable& pages);
 
 // One slot. The plan is staged in pinned memory and uploaded, or made in place by a kernel.
 class CudaStep final : public StepMemory {
@@ -89,20 +138,10 @@ class CudaStep final : public StepMemory {
   Status take_finding() override;
 
  private:
-  // The same words in pinned and in device memory: lengths at their largest, then the plan.
+  // Lengths at their largest, then the plan.
   struct Layout {
     std::size_t query_start = 0, visible = 0, plan = 0, words = 0;
   };
-  // Pinned memory that an upload may still be reading.
-  struct Half {
-    DeviceBuffer words;
-    void* uploaded = nullptr;  // an event
-    bool in_flight = false;
-  };
-
-  std::int32_t* staged() const { return reinterpret_cast<std::int32_t*>(halves_[half_].words.data()); }
-  std::int32_t* on_device() const { return reinterpret_cast<std::int32_t*>(words_.data()); }
-  Status upload(std::size_t begin, std::size_t end, Stream stream) const;
 
   CudaImpl& impl_;
   cuda::Device& device_;
@@ -112,9 +151,8 @@ class CudaStep final : public StepMemory {
   const Limits limits_;         // resolved
   const std::int32_t workers_;  // that get work: one launch's size
   Layout layout_;
-  Half halves_[2];
-  std::size_t half_ = 0;
-  DeviceBuffer words_, workspace_, report_;
+  StagedWords words_;
+  DeviceBuffer workspace_, report_;
   cuda::LengthsView lengths_;  // of the last step
   cuda::PlanView plan_;
 };

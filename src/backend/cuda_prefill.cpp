@@ -1,20 +1,229 @@
-// Prefill on a device.
+// Prefill on a device: which kernel, a step whose plan lies there, and what its tensors go through on entry.
+#include <string>
+
 #include "backend/cuda_impl.hpp"
 #include "backend/errors.hpp"
+#include "core/checked.hpp"
+#include "cuda/sm90/prefill/choice.hpp"
+#include "plan/layout.hpp"
 
 namespace latte::backend {
+namespace {
 
-Result<PrefillChoice> CudaImpl::choose(const PrefillProblem&, const Limits&, const Policy&) const {
-  return unsupported("op", "decode", "prefill");
+// The parts of a step's workspace, in this order, each from a multiple of 256 bytes on.
+struct PrefillParts {
+  std::int64_t arrived = 0, partial_lse = 0, partial_out = 0;
+  std::int64_t q = 0, k = 0, v = 0;  // as the kernel wants them, where the caller's are otherwise
+  std::int64_t bytes = 0;
+
+  explicit PrefillParts(const PrefillSetup& setup) {
+    const PrefillProblem& problem = setup.problem;
+    const Limits limits = plan::resolve(setup.choice.plan.limits);
+    const bool fp8_tensors = problem.dtype == Dtype::fp8_e4m3, fp8 = setup.choice.math == PrefillMath::fp8;
+    const std::int64_t row = std::int64_t{problem.heads} * (fp8 ? 1 : 2);
+    const std::int64_t q_bytes = limits.max_total_query_tokens * row * cuda::kPrefillWidth;
+    const std::int64_t k_bytes = limits.max_total_kv_tokens * row * cuda::kPrefillWidth;
+    const std::int64_t v_tokens =
+        fp8 ? cuda::transposed_tokens(limits.max_total_kv_tokens, limits.max_requests) : limits.max_total_kv_tokens;
+    take(arrived, static_cast<std::int64_t>(arrived_bytes(setup.sizes)));
+    take(partial_lse, setup.sizes.partial_rows * static_cast<std::int64_t>(sizeof(float)));
+    take(partial_out, setup.sizes.partial_rows * cuda::kPrefillValues * static_cast<std::int64_t>(sizeof(float)));
+    take(q, fp8 == fp8_tensors ? 0 : q_bytes);
+    take(k, fp8 == fp8_tensors ? 0 : k_bytes);
+    take(v, fp8 || fp8_tensors ? v_tokens * row * cuda::kPrefillValues : 0);
+  }
+
+ private:
+  void take(std::int64_t& part, std::int64_t count) {
+    part = bytes;
+    bytes += round_up(count, 256);
+  }
+};
+
+cuda::PrefillTensor tensor(const ConstTensorView& view, std::int32_t tokens) {
+  return {.data = view.data, .token_stride = view.stride[0], .head_stride = view.stride[1], .tokens = tokens};
 }
-std::size_t CudaImpl::prefill_workspace_bytes(const PrefillSetup&) const { return 0; }
-Result<std::unique_ptr<PrefillStep>> CudaImpl::make_prefill_step(const PrefillSetup&) {
-  return unsupported("op", "decode", "prefill");
+
+cuda::ScaleView scale(const Fp8Scale& given) {
+  return {.value = given.value, .ptr = given.ptr, .per_head = given.per_head};
 }
-Status CudaImpl::init_prefill_workspace(const PrefillSetup&, std::byte*, Stream) { return {}; }
-Status CudaImpl::gather_kv(const GatherKvArgs&) { return unsupported("op", "decode", "gather_kv"); }
-Result<PrefillChoice> choose_for_cuda(const PrefillProblem&, const Limits&, const Policy&, std::int32_t) {
-  return unsupported("op", "decode", "prefill");
+
+class CudaPrefillStep final : public PrefillStep {
+ public:
+  CudaPrefillStep(cuda::Device& device, const PrefillSetup& setup, const cuda::PrefillKernel& kernel)
+      : device_(device),
+        setup_(setup),
+        kernel_(kernel),
+        workers_(plan::worker_count(setup.choice.plan)),
+        parts_(setup),
+        words_(device) {}
+
+  Status allocate() {
+    const std::int64_t requests = plan::resolve(setup_.choice.plan.limits).max_requests;
+    kv_start_ = staged_words(requests + 1);
+    plan_ = kv_start_ + staged_words(requests + 1);
+    return words_.allocate(plan_ + static_cast<std::size_t>(setup_.sizes.words));
+  }
+
+  Result<Staging> stage(Stream stream) override {
+    LATTE_RETURN_IF_ERROR(words_.stage(stream));
+    std::int32_t* const staged = words_.staged();
+    return Staging{.plan_words = {staged + plan_, static_cast<std::size_t>(setup_.sizes.words)},
+                   .query_start = staged,
+                   .kv_start = staged + kv_start_};
+  }
+
+  Status publish(const Plan& plan, const PrefillLengths& lengths, Stream stream) override {
+    requests_ = static_cast<std::int32_t>(lengths.kv_start.size()) - 1;
+    query_tokens_ = lengths.query_start.back();
+    kv_tokens_ = lengths.kv_start.back();
+    return words_.upload(stream, lengths.query_start, lengths.kv_start, plan.work_meta_data, plan.work_indptr,
+                         plan.work_info_set, plan.reduce_indptr, plan.reduce_final_map, plan.reduce_partial_map);
+  }
+
+  const std::int32_t* kv_start() const override { return words_.on_device() + kv_start_; }
+
+  Status run(const PrefillArgs& args, std::byte* workspace) override {
+    const plan::Layout at = plan::layout(setup_.sizes, workers_);
+    const std::int32_t* const words = words_.on_device() + plan_;
+    cuda::PrefillCall call{.heads = setup_.problem.heads,
+                           .mask = setup_.problem.mask,
+                           .scale = args.scale,
+                           .query_tokens = query_tokens_,
+                           .q = tensor(args.q, query_tokens_),
+                           .k = tensor(args.k, kv_tokens_),
+                           .v = tensor(args.v, kv_tokens_),
+                           .out = {.out = args.out.data,
+                                   .out_token_stride = args.out.stride[0],
+                                   .out_head_stride = args.out.stride[1],
+                                   .dtype = args.out.dtype,
+                                   .lse = static_cast<float*>(args.lse.data),
+                                   .lse_token_stride = args.lse.stride[0],
+                                   .lse_head_stride = args.lse.stride[1]},
+                           .query_start = words_.on_device(),
+                           .kv_start = kv_start(),
+                           .plan = {.indptr = words + at.indptr,
+                                    .records = reinterpret_cast<const WorkRecord*>(words + at.records),
+                                    .reduce_indptr = words + at.reduce_indptr,
+                                    .reduce_partial_map = words + at.reduce_partial},
+                           .workspace = {.arrived = reinterpret_cast<std::uint32_t*>(workspace + parts_.arrived),
+                                         .partial_lse = reinterpret_cast<float*>(workspace + parts_.partial_lse),
+                                         .partial_out = reinterpret_cast<float*>(workspace + parts_.partial_out)}};
+    // Scales belong to fp8 values, the caller's or those made here.
+    if (fp8() || fp8_tensors()) {
+      call.q_scale = scale(args.q_scale);
+      call.k_scale = scale(args.k_scale);
+      call.v_scale = scale(args.v_scale);
+    }
+    LATTE_RETURN_IF_ERROR(enter(call, workspace, args.stream));
+    return device_.prefill(kernel_, call, workers_, args.stream);
+  }
+
+ private:
+  bool fp8_tensors() const { return setup_.problem.dtype == Dtype::fp8_e4m3; }
+  bool fp8() const { return setup_.choice.math == PrefillMath::fp8; }
+
+  // Brings the tensors into the form the kernel multiplies.
+  Status enter(cuda::PrefillCall& call, std::byte* workspace, Stream stream) const {
+    if (fp8() != fp8_tensors()) {
+      LATTE_RETURN_IF_ERROR(convert(call.q, call.q_scale, cuda::kPrefillWidth, workspace + parts_.q, stream));
+      LATTE_RETURN_IF_ERROR(convert(call.k, call.k_scale, cuda::kPrefillWidth, workspace + parts_.k, stream));
+    }
+    if (!fp8())
+      return fp8_tensors() ? convert(call.v, call.v_scale, cuda::kPrefillValues, workspace + parts_.v, stream)
+                           : Status();
+    const std::int64_t tokens = cuda::transposed_tokens(kv_tokens_, requests_);
+    LATTE_RETURN_IF_ERROR(device_.transpose_values({.v = call.v,
+                                                    .dtype = setup_.problem.dtype,
+                                                    .scale = call.v_scale,
+                                                    .heads = call.heads,
+                                                    .requests = requests_,
+                                                    .kv_start = call.kv_start,
+                                                    .to = workspace + parts_.v,
+                                                    .tokens = tokens},
+                                                   stream));
+    call.v = {.data = workspace + parts_.v,
+              .token_stride = tokens,
+              .head_stride = tokens * cuda::kPrefillValues,
+              .tokens = static_cast<std::int32_t>(tokens)};
+    return {};
+  }
+
+  Status convert(cuda::PrefillTensor& tensor, const cuda::ScaleView& scale, std::int32_t width, std::byte* to,
+                 Stream stream) const {
+    LATTE_RETURN_IF_ERROR(device_.convert({.from = tensor,
+                                           .from_dtype = setup_.problem.dtype,
+                                           .to_dtype = kernel_.dtype,
+                                           .scale = scale,
+                                           .heads = setup_.problem.heads,
+                                           .width = width,
+                                           .to = to},
+                                          stream));
+    tensor.data = to;
+    tensor.token_stride = std::int64_t{setup_.problem.heads} * width;
+    tensor.head_stride = width;
+    return {};
+  }
+
+  cuda::Device& device_;
+  const PrefillSetup& setup_;
+  const cuda::PrefillKernel kernel_;
+  const std::int32_t workers_;
+  const PrefillParts parts_;
+  // query_start, kv_start and the plan, each at its largest.
+  StagedWords words_;
+  std::size_t kv_start_ = 0, plan_ = 0;
+  std::int32_t requests_ = 0, query_tokens_ = 0, kv_tokens_ = 0;  // of the last step
+};
+
+}  // namespace
+
+Result<PrefillChoice> choose_for_cuda(const PrefillProblem& problem, const Limits& limits, const Policy& policy,
+                                      std::int32_t multiprocessors) {
+  auto choice = cuda::choose_prefill(problem, limits, policy, multiprocessors);
+  if (!choice.ok()) return choice.status();
+  return PrefillChoice{.kernel = cuda::kernel_name(choice->kernel),
+                       .reason = std::move(choice->reason),
+                       .math = choice->math,
+                       .plan = choice->config};
+}
+
+Result<PrefillChoice> CudaImpl::choose(const PrefillProblem& problem, const Limits& limits,
+                                       const Policy& policy) const {
+  return choose_for_cuda(problem, limits, policy, workers());
+}
+
+std::size_t CudaImpl::prefill_workspace_bytes(const PrefillSetup& setup) const {
+  return static_cast<std::size_t>(PrefillParts(setup).bytes);
+}
+
+Result<std::unique_ptr<PrefillStep>> CudaImpl::make_prefill_step(const PrefillSetup& setup) {
+  const PlanConfig& plan = setup.choice.plan;
+  const auto choice = cuda::choose_prefill(setup.problem, plan.limits, plan.policy, workers());
+  if (!choice.ok()) return choice.status();
+  LATTE_RETURN_IF_ERROR(device_->prepare(choice->kernel));
+  auto step = std::make_unique<CudaPrefillStep>(*device_, setup, choice->kernel);
+  LATTE_RETURN_IF_ERROR(step->allocate());
+  return std::unique_ptr<PrefillStep>(std::move(step));
+}
+
+Status CudaImpl::init_prefill_workspace(const PrefillSetup& setup, std::byte* workspace, Stream stream) {
+  return device_->clear(workspace + PrefillParts(setup).arrived, arrived_bytes(setup.sizes), stream);
+}
+
+Status CudaImpl::gather_kv(const GatherKvArgs& args) {
+  return device_->gather_kv({.kv = cache_view(args.kv_cache, args.pages),
+                             .format = args.format,
+                             .kv_scale = args.kv_scale,
+                             .first_token = args.first_token,
+                             .out_start = args.out_start.data(),
+                             .requests = static_cast<std::int32_t>(args.out_start.size()) - 1,
+                             .tokens = args.tokens,
+                             .width = static_cast<std::int32_t>(args.out.shape[1]),
+                             .out = args.out.data,
+                             .out_stride = args.out.stride[0],
+                             .out_dtype = args.out.dtype},
+                            args.stream);
 }
 
 }  // namespace latte::backend

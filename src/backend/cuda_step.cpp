@@ -10,11 +10,6 @@
 namespace latte::backend {
 namespace {
 
-constexpr std::int64_t kPartWords = 64;    // parts of the buffer begin at multiples of 256 bytes
-constexpr std::size_t kCloseWords = 4096;  // a gap that costs less to copy than another copy costs to issue
-
-std::size_t words_of(std::int64_t count) { return static_cast<std::size_t>(round_up(count, kPartWords)); }
-
 cuda::QueryView query_view(const DecodeProblem& problem, const DecodeArgs& args) {
   const bool whole = args.q.rank != 0;
   const ConstTensorView& nope = whole ? args.q : args.q_nope;
@@ -28,24 +23,6 @@ cuda::QueryView query_view(const DecodeProblem& problem, const DecodeArgs& args)
           .rope_head_stride = rope.stride[1]};
 }
 
-cuda::CacheView cache_view(const DecodeProblem& problem, const DecodeArgs& args) {
-  const ConstTensorView& cache = args.kv_cache;
-  const auto element_bytes = static_cast<std::int64_t>(dtype_bytes(cache.dtype));
-  const bool lists = !args.pages.page_indptr.empty();
-  // The stride of a dimension of one element was not looked at; descriptors of the copy engine want a sane one.
-  const std::int64_t token_stride = cache.shape[1] > 1 ? cache.stride[1] : cache.shape[2];
-  const std::int64_t page_stride = cache.shape[0] > 1 ? cache.stride[0] : token_stride * cache.shape[1];
-  return {.data = cache.data,
-          .page_stride_bytes = page_stride * element_bytes,
-          .token_stride_bytes = token_stride * element_bytes,
-          .page_count = cache.shape[0],
-          .page_size = problem.page_size,
-          .pages = lists ? args.pages.page_indices.data() : args.pages.block_table,
-          .row_stride = lists ? 0 : args.pages.block_table_stride,
-          .list_pages = lists ? static_cast<std::int64_t>(args.pages.page_indices.size()) : args.pages.max_pages,
-          .indptr = lists ? args.pages.page_indptr.data() : nullptr};
-}
-
 cuda::OutputView output_view(const DecodeArgs& args) {
   return {.out = args.out.data,
           .out_token_stride = args.out.stride[0],
@@ -56,23 +33,24 @@ cuda::OutputView output_view(const DecodeArgs& args) {
           .lse_head_stride = args.lse.stride[1]};
 }
 
-// Calls visit(begin, end) for ranges of words, joined where they lie close together. Ranges come in order.
-template <class Ranges, class Visit>
-Status for_joined(const Ranges& ranges, Visit visit) {
-  std::size_t begin = 0, end = 0;
-  for (const auto& [first, last] : ranges) {
-    if (first == last) continue;
-    if (begin == end) begin = first;
-    if (end > begin && first > end + kCloseWords) {
-      LATTE_RETURN_IF_ERROR(visit(begin, end));
-      begin = first;
-    }
-    end = last;
-  }
-  return begin == end ? Status() : visit(begin, end);
-}
-
 }  // namespace
+
+cuda::CacheView cache_view(const ConstTensorView& cache, const PageTable& pages) {
+  const auto element_bytes = static_cast<std::int64_t>(dtype_bytes(cache.dtype));
+  const bool lists = !pages.page_indptr.empty();
+  // The stride of a dimension of one element was not looked at; descriptors of the copy engine want a sane one.
+  const std::int64_t token_stride = cache.shape[1] > 1 ? cache.stride[1] : cache.shape[2];
+  const std::int64_t page_stride = cache.shape[0] > 1 ? cache.stride[0] : token_stride * cache.shape[1];
+  return {.data = cache.data,
+          .page_stride_bytes = page_stride * element_bytes,
+          .token_stride_bytes = token_stride * element_bytes,
+          .page_count = cache.shape[0],
+          .page_size = static_cast<std::int32_t>(cache.shape[1]),
+          .pages = lists ? pages.page_indices.data() : pages.block_table,
+          .row_stride = lists ? 0 : pages.block_table_stride,
+          .list_pages = lists ? static_cast<std::int64_t>(pages.page_indices.size()) : pages.max_pages,
+          .indptr = lists ? pages.page_indptr.data() : nullptr};
+}
 
 CudaStep::CudaStep(CudaImpl& impl, const Builder& builder, const cuda::DecodeKernel& kernel, bool validate)
     : impl_(impl),
@@ -81,38 +59,30 @@ CudaStep::CudaStep(CudaImpl& impl, const Builder& builder, const cuda::DecodeKer
       kernel_(kernel),
       validate_(validate),
       limits_(plan::resolve(builder.config.limits)),
-      workers_(plan::worker_count(builder.config)) {
+      workers_(plan::worker_count(builder.config)),
+      words_(*impl.device()) {
   const std::lock_guard<std::mutex> lock(impl_.steps_mutex_);
   impl_.steps_.push_back(this);
 }
 
 CudaStep::~CudaStep() {
-  for (const Half& half : halves_)
-    if (half.uploaded != nullptr) device_.release_event(half.uploaded);
   const std::lock_guard<std::mutex> lock(impl_.steps_mutex_);
   std::erase(impl_.steps_, this);
 }
 
 Status CudaStep::allocate(bool own_workspace) {
-  layout_.query_start = words_of(limits_.max_requests);
-  layout_.visible = layout_.query_start + words_of(std::int64_t{limits_.max_requests} + 1);
-  layout_.plan = layout_.visible + words_of(limits_.max_total_query_tokens);
+  layout_.query_start = staged_words(limits_.max_requests);
+  layout_.visible = layout_.query_start + staged_words(std::int64_t{limits_.max_requests} + 1);
+  layout_.plan = layout_.visible + staged_words(limits_.max_total_query_tokens);
   layout_.words = layout_.plan + static_cast<std::size_t>(builder_.sizes.words);
 
-  const std::size_t bytes = layout_.words * sizeof(std::int32_t);
-  LATTE_RETURN_IF_ERROR(words_.allocate(device_, bytes, cuda::Memory::device));
-  for (Half& half : halves_) {
-    LATTE_RETURN_IF_ERROR(half.words.allocate(device_, bytes, cuda::Memory::pinned));
-    auto event = device_.make_event(false);
-    if (!event.ok()) return event.status();
-    half.uploaded = *event;
-  }
+  LATTE_RETURN_IF_ERROR(words_.allocate(layout_.words));
   LATTE_RETURN_IF_ERROR(report_.allocate(device_, sizeof(cuda::ValidationReport), cuda::Memory::pinned));
   new (report_.data()) cuda::ValidationReport();
 
   // Offsets do not depend on the step.
   const plan::Layout at = plan::layout(builder_.sizes, workers_);
-  std::int32_t* const words = on_device() + layout_.plan;
+  std::int32_t* const words = words_.on_device() + layout_.plan;
   plan_ = {.indptr = words + at.indptr,
            .records = reinterpret_cast<const WorkRecord*>(words + at.records),
            .reduce_indptr = words + at.reduce_indptr,
@@ -126,45 +96,22 @@ Status CudaStep::allocate(bool own_workspace) {
 }
 
 Result<StepMemory::Staging> CudaStep::stage(Stream stream) {
-  const auto capturing = device_.capturing(stream);
-  if (!capturing.ok()) return capturing.status();
-  if (*capturing)
-    return unsupported("stream", "one that is not being captured: a graph would replay this step's lengths for ever",
-                       "one that is (build_on_device can be captured)");
-  half_ = 1 - half_;
-  Half& half = halves_[half_];
-  if (half.in_flight) LATTE_RETURN_IF_ERROR(device_.wait(half.uploaded));
-  half.in_flight = false;
-  return Staging{.plan_words = {staged() + layout_.plan, static_cast<std::size_t>(builder_.sizes.words)},
-                 .seq_lens = staged(),
-                 .query_start = staged() + layout_.query_start,
-                 .visible = staged() + layout_.visible};
-}
-
-Status CudaStep::upload(std::size_t begin, std::size_t end, Stream stream) const {
-  return device_.copy(on_device() + begin, staged() + begin, (end - begin) * sizeof(std::int32_t),
-                      cuda::Copy::to_device, stream);
+  LATTE_RETURN_IF_ERROR(words_.stage(stream));
+  std::int32_t* const staged = words_.staged();
+  return Staging{.plan_words = {staged + layout_.plan, static_cast<std::size_t>(builder_.sizes.words)},
+                 .seq_lens = staged,
+                 .query_start = staged + layout_.query_start,
+                 .visible = staged + layout_.visible};
 }
 
 Status CudaStep::publish(const Plan& plan, const StepLengths& lengths, Stream stream) {
-  struct Range {
-    std::size_t first, last;
-  };
-  const auto range = [&](const auto& values) {
-    const auto first = static_cast<std::size_t>(reinterpret_cast<const std::int32_t*>(values.data()) - staged());
-    return Range{first, first + values.size_bytes() / sizeof(std::int32_t)};
-  };
-  const std::array ranges = {range(lengths.seq_lens),    range(lengths.query_start),   range(lengths.visible),
-                             range(plan.work_meta_data), range(plan.work_indptr),      range(plan.work_info_set),
-                             range(plan.reduce_indptr),  range(plan.reduce_final_map), range(plan.reduce_partial_map)};
-  LATTE_RETURN_IF_ERROR(
-      for_joined(ranges, [&](std::size_t begin, std::size_t end) { return upload(begin, end, stream); }));
-  Half& half = halves_[half_];
-  LATTE_RETURN_IF_ERROR(device_.record(half.uploaded, stream));
-  half.in_flight = true;
-  lengths_ = {.seq_lens = on_device(),
-              .query_start = on_device() + layout_.query_start,
-              .visible = lengths.visible.empty() ? nullptr : on_device() + layout_.visible};
+  LATTE_RETURN_IF_ERROR(words_.upload(stream, lengths.seq_lens, lengths.query_start, lengths.visible,
+                                      plan.work_meta_data, plan.work_indptr, plan.work_info_set, plan.reduce_indptr,
+                                      plan.reduce_final_map, plan.reduce_partial_map));
+  std::int32_t* const words = words_.on_device();
+  lengths_ = {.seq_lens = words,
+              .query_start = words + layout_.query_start,
+              .visible = lengths.visible.empty() ? nullptr : words + layout_.visible};
   return {};
 }
 
@@ -174,15 +121,15 @@ Status CudaStep::plan_on_device(const DeviceLengths& lengths, Stream stream) {
                        .sizes = builder_.sizes,
                        .requests = lengths.requests,
                        .lengths = lengths_,
-                       .words = on_device() + layout_.plan,
+                       .words = words_.on_device() + layout_.plan,
                        .query_tokens = lengths.query_tokens},
                       stream);
 }
 
 Result<std::vector<std::int32_t>> CudaStep::copy_words(Stream stream) {
   std::vector<std::int32_t> words(static_cast<std::size_t>(builder_.sizes.words));
-  LATTE_RETURN_IF_ERROR(device_.copy(words.data(), on_device() + layout_.plan, words.size() * sizeof(std::int32_t),
-                                     cuda::Copy::to_host, stream));
+  LATTE_RETURN_IF_ERROR(device_.copy(words.data(), words_.on_device() + layout_.plan,
+                                     words.size() * sizeof(std::int32_t), cuda::Copy::to_host, stream));
   LATTE_RETURN_IF_ERROR(device_.synchronize(stream));
   return words;
 }
@@ -207,7 +154,7 @@ Status CudaStep::run(const PlannedStep& step, const DecodeArgs& args) {
                               .scale = args.scale,
                               .query_tokens = tensor_tokens(args),
                               .q = query_view(problem, args),
-                              .kv = cache_view(problem, args),
+                              .kv = cache_view(args.kv_cache, args.pages),
                               .out = output_view(args),
                               .lengths = lengths_,
                               .plan = plan_,

@@ -1,8 +1,9 @@
-// What the device can do at best, to be held against decode: reading memory from end to end, and products of the tensor
-// cores on random bf16 values that never leave shared memory. Both are what a kernel cannot beat, not what a library
-// reaches; random values matter, as zeros take less power and leave the clock higher.
+// What the device can do at best, to be held against the kernels: reading memory from end to end, and products of the
+// tensor cores on random bf16 or fp8 values that never leave shared memory. Both are what a kernel cannot beat, not
+// what a library reaches; random values matter, as zeros take less power and leave the clock higher.
 #include <algorithm>
 #include <cuda_bf16.h>
+#include <cuda_fp8.h>
 
 #include "core/hashed_normal.hpp"
 #include "cuda/host/measure.hpp"
@@ -29,17 +30,19 @@ __global__ void __launch_bounds__(kReadThreads) read_all(const int4* data, std::
   if (sum == 0x12345678) *sink = sum;  // keeps the loads; the buffer holds zeros, so it is never true
 }
 
-// Two warpgroups a block, each D[64][128] += A[64][64] . B[64][128], again and again. Wide enough that shared memory
-// keeps up: 6 KiB of operands in the 64 cycles of an instruction, where it could deliver 8.
+// Two warpgroups a block, each D[64][128] += A[64][n] . B[n][128], n values a swizzled row, again and again. Wide
+// enough that shared memory keeps up: 6 KiB of operands in the 64 cycles of an instruction, where it could deliver 8.
 constexpr int kWarpgroups = 2, kBurnThreads = kWarpgroups * 128;
 constexpr int kColumns = 128;
-constexpr int kDepth = 64;  // of the operands: one swizzled row
+template <class T>
+constexpr int kDepth = 128 / sizeof(T);  // of the operands: one swizzled row
 constexpr int kBurnRounds = 1 << 17;
 constexpr int kBurnPasses = 5;
 
+template <class T>
 struct alignas(1024) BurnStorage {
-  __nv_bfloat16 a[kWarpgroups][64][kDepth];
-  __nv_bfloat16 b[kColumns][kDepth];
+  T a[kWarpgroups][64][kDepth<T>];
+  T b[kColumns][kDepth<T>];
 };
 
 struct BurnClock {
@@ -52,13 +55,14 @@ __device__ long long now_ns() {
   return time;
 }
 
+template <class T>
 __global__ void __launch_bounds__(kBurnThreads, 1) multiply_registers(int rounds, BurnClock* clock, float* sink) {
   extern __shared__ std::byte raw[];
   auto& storage =
-      *reinterpret_cast<BurnStorage*>((reinterpret_cast<std::uintptr_t>(raw) + 1023) & ~std::uintptr_t{1023});
-  auto* values = reinterpret_cast<__nv_bfloat16*>(&storage);
-  for (unsigned i = threadIdx.x; i < sizeof(BurnStorage) / sizeof(__nv_bfloat16); i += kBurnThreads)
-    values[i] = __float2bfloat16(hashed_normal(blockIdx.x, i));
+      *reinterpret_cast<BurnStorage<T>*>((reinterpret_cast<std::uintptr_t>(raw) + 1023) & ~std::uintptr_t{1023});
+  auto* values = reinterpret_cast<T*>(&storage);
+  for (unsigned i = threadIdx.x; i < sizeof(BurnStorage<T>) / sizeof(T); i += kBurnThreads)
+    values[i] = T(hashed_normal(blockIdx.x, i));
   prim::fence_async_proxy();
   __syncthreads();
 
@@ -69,8 +73,12 @@ __global__ void __launch_bounds__(kBurnThreads, 1) multiply_registers(int rounds
   for (int round = 0; round < rounds; ++round) {
     prim::begin_products();
 #pragma unroll
-    for (std::uint32_t k = 0; k < kDepth; k += 16)
-      prim::multiply<__nv_bfloat16, 0, 0>(d, prim::moved(a, 2 * k), prim::moved(b, 2 * k));
+    for (std::uint32_t k = 0; k < 128; k += 32) {  // bytes
+      if constexpr (sizeof(T) == 1)
+        prim::multiply_fp8(d, prim::moved(a, k), prim::moved(b, k));
+      else
+        prim::multiply<T, 0, 0>(d, prim::moved(a, k), prim::moved(b, k));
+    }
     prim::commit_products();
     prim::wait_products<1>();
   }
@@ -136,19 +144,20 @@ cudaError_t measure_reads(Bench& bench, int units, Ceilings& ceilings) {
   return cudaSuccess;
 }
 
+template <class T>
 cudaError_t measure_products(Bench& bench, int units, Ceilings& ceilings) {
-  constexpr int kSharedBytes = sizeof(BurnStorage) + 1024;
+  constexpr int kSharedBytes = sizeof(BurnStorage<T>) + 1024;
   if (const cudaError_t error =
-          cudaFuncSetAttribute(multiply_registers, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+          cudaFuncSetAttribute(multiply_registers<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
       error != cudaSuccess)
     return error;
   auto* clock = static_cast<BurnClock*>(bench.memory);
   auto* sink = reinterpret_cast<float*>(clock + 1);
-  constexpr double kOperations = 2.0 * 64 * kColumns * kDepth * kWarpgroups * kBurnRounds;
+  constexpr double kOperations = 2.0 * 64 * kColumns * kDepth<T> * kWarpgroups * kBurnRounds;
   for (int pass = 0; pass < kBurnPasses; ++pass) {
     double seconds = 0;
     cudaError_t error = bench.seconds(
-        [&] { multiply_registers<<<units, kBurnThreads, kSharedBytes, bench.stream>>>(kBurnRounds, clock, sink); },
+        [&] { multiply_registers<T><<<units, kBurnThreads, kSharedBytes, bench.stream>>>(kBurnRounds, clock, sink); },
         seconds);
     BurnClock measured{};
     if (error == cudaSuccess) error = cudaMemcpy(&measured, clock, sizeof measured, cudaMemcpyDeviceToHost);
@@ -163,11 +172,13 @@ cudaError_t measure_products(Bench& bench, int units, Ceilings& ceilings) {
 
 }  // namespace
 
-cudaError_t measure_ceilings(std::int32_t multiprocessors, Ceilings& ceilings) {
+cudaError_t measure_ceilings(std::int32_t multiprocessors, bool fp8, Ceilings& ceilings) {
   Bench bench;
   cudaError_t error = bench.open();
   if (error == cudaSuccess) error = measure_reads(bench, multiprocessors, ceilings);
-  if (error == cudaSuccess) error = measure_products(bench, multiprocessors, ceilings);
+  if (error == cudaSuccess)
+    error = fp8 ? measure_products<__nv_fp8_e4m3>(bench, multiprocessors, ceilings)
+                : measure_products<__nv_bfloat16>(bench, multiprocessors, ceilings);
   return error;
 }
 

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "cuda/call.hpp"
+#include "cuda/sm90/prefill/call.hpp"
 #include "latte/backend.hpp"
 #include "latte/device.hpp"
 #include "latte/plan.hpp"
@@ -64,6 +65,19 @@ struct WriteKvCall {
   std::int32_t page_size = 1, latent = 512, rope = 64;
   KvFormat format = KvFormat::bf16;
   float kv_scale = 1;
+};
+
+struct GatherKvCall {
+  CacheView kv;
+  KvFormat format = KvFormat::bf16;
+  float kv_scale = 1;
+  std::int32_t first_token = 0;
+  const std::int32_t* out_start = nullptr;  // [requests + 1]
+  std::int32_t requests = 0, tokens = 0;
+  std::int32_t width = 576;
+  void* out = nullptr;
+  std::int64_t out_stride = 0;  // elements
+  Dtype out_dtype = Dtype::bf16;
 };
 
 // What a validation kernel found first. Lies in pinned host memory, which the kernel writes.
@@ -128,7 +142,14 @@ class Device {
   virtual Status write_kv(const WriteKvCall& call, Stream stream) = 0;
   virtual Status validate(const ValidateCall& call, Stream stream) = 0;
 
-  virtual Result<Ceilings> measure_ceilings() = 0;
+  virtual Status prepare(const PrefillKernel& kernel) = 0;
+  virtual Status transpose_values(const TransposeCall& call, Stream stream) = 0;
+  virtual Status convert(const ConvertCall& call, Stream stream) = 0;
+  // fp8: transpose_values() was queued right before.
+  virtual Status prefill(const PrefillKernel& kernel, const PrefillCall& call, std::int32_t workers, Stream stream) = 0;
+  virtual Status gather_kv(const GatherKvCall& call, Stream stream) = 0;
+
+  virtual Result<Ceilings> measure_ceilings(bool fp8) = 0;
 };
 
 // The GPU with that number, or why latte cannot use it: not in this build, no driver, no such device, another kind.

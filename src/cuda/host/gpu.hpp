@@ -46,7 +46,13 @@ class Gpu final : public Device {
   Status write_kv(const WriteKvCall& call, Stream stream) override;
   Status validate(const ValidateCall& call, Stream stream) override;
 
-  Result<Ceilings> measure_ceilings() override;
+  Status prepare(const PrefillKernel& kernel) override;
+  Status transpose_values(const TransposeCall& call, Stream stream) override;
+  Status convert(const ConvertCall& call, Stream stream) override;
+  Status prefill(const PrefillKernel& kernel, const PrefillCall& call, std::int32_t workers, Stream stream) override;
+  Status gather_kv(const GatherKvCall& call, Stream stream) override;
+
+  Result<Ceilings> measure_ceilings(bool fp8) override;
 
  private:
   // Makes the device current for the calling thread, and undoes it.

@@ -4,6 +4,8 @@
 #include "cuda/ops/ops.hpp"
 #include "cuda/plan/device_plan.hpp"
 #include "cuda/sm90/decode/launch.hpp"
+#include "cuda/sm90/prefill/entry.hpp"
+#include "cuda/sm90/prefill/launch.hpp"
 
 namespace latte::cuda {
 Status Gpu::prepare(const DecodeKernel& kernel) {
@@ -45,16 +47,46 @@ Status Gpu::validate(const ValidateCall& call, Stream stream) {
   return {};
 }
 
+Status Gpu::prepare(const PrefillKernel& kernel) {
+  const Use use(ordinal_);
+  LATTE_RETURN_IF_CUDA_ERROR(prepare_prefill(kernel), "a prefill kernel for this device");
+  return {};
+}
+
+Status Gpu::transpose_values(const TransposeCall& call, Stream stream) {
+  const Use use(ordinal_);
+  LATTE_RETURN_IF_CUDA_ERROR(launch_transpose_values(call, as_stream(stream)), "a launch that transposes values");
+  return {};
+}
+
+Status Gpu::convert(const ConvertCall& call, Stream stream) {
+  const Use use(ordinal_);
+  LATTE_RETURN_IF_CUDA_ERROR(launch_convert(call, as_stream(stream)), "a launch that converts a tensor");
+  return {};
+}
+
+Status Gpu::prefill(const PrefillKernel& kernel, const PrefillCall& call, std::int32_t workers, Stream stream) {
+  const Use use(ordinal_);
+  LATTE_RETURN_IF_CUDA_ERROR(launch_prefill(kernel, call, workers, as_stream(stream)), "a prefill launch");
+  return {};
+}
+
+Status Gpu::gather_kv(const GatherKvCall& call, Stream stream) {
+  const Use use(ordinal_);
+  LATTE_RETURN_IF_CUDA_ERROR(launch_gather_kv(call, as_stream(stream)), "a gathering launch");
+  return {};
+}
+
 Status Gpu::fill_random(const RandomFill& fill, Stream stream) {
   const Use use(ordinal_);
   LATTE_RETURN_IF_CUDA_ERROR(launch_fill_random(fill, as_stream(stream)), "a launch that fills memory");
   return {};
 }
 
-Result<Ceilings> Gpu::measure_ceilings() {
+Result<Ceilings> Gpu::measure_ceilings(bool fp8) {
   const Use use(ordinal_);
   Ceilings ceilings;
-  LATTE_RETURN_IF_CUDA_ERROR(cuda::measure_ceilings(info_.multiprocessors, ceilings), "the device's ceilings");
+  LATTE_RETURN_IF_CUDA_ERROR(cuda::measure_ceilings(info_.multiprocessors, fp8, ceilings), "the device's ceilings");
   return ceilings;
 }
 

@@ -12,6 +12,9 @@ namespace latte::cuda {
 // base and strides are multiples of an element, and of 4 bytes for fp8_ds_mla.
 cudaError_t launch_write_kv(const WriteKvCall& call, cudaStream_t stream);
 
+// Row out_start[b] + i of `out` gets token first_token + i of request b, fp8 ones multiplied out.
+cudaError_t launch_gather_kv(const GatherKvCall& call, cudaStream_t stream);
+
 // In the order of the parts, at most kMaxMergeParts. `out` and its lse may be a part's own.
 cudaError_t launch_merge(const MergeCall& call, cudaStream_t stream);
 

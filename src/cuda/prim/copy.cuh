@@ -36,8 +36,8 @@ __device__ __forceinline__ void load_box(const CUtensorMap& map, Barrier& barrie
 __device__ __forceinline__ void load_box(const CUtensorMap& map, Barrier& barrier, std::uint32_t to,
                                          std::int32_t column, std::int32_t row, std::int32_t plane) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
-          to),
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::
+          "r"(to),
       "l"(&map), "r"(shared_address(&barrier)), "r"(column), "r"(row), "r"(plane)
       : "memory");
 }

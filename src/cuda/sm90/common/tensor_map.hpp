@@ -19,7 +19,8 @@ inline EncodeTensorMap encode_tensor_map() {
 #else  // the form without a version is gone in CUDA 13
     const cudaError_t error = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &result);
 #endif
-    return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<EncodeTensorMap>(found) : nullptr;
+    return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<EncodeTensorMap>(found)
+                                                                         : nullptr;
   }();
   return function;
 }

@@ -1,5 +1,5 @@
-// The shape of the prefill kernel: how values of each type lie in shared memory and are multiplied, and the storage of a
-// thread block.
+// The shape of the prefill kernel: how values of each type lie in shared memory and are multiplied, and the storage of
+// a thread block.
 #pragma once
 
 #include <cuda.h>
@@ -33,7 +33,7 @@ struct Shape {
   static constexpr int kStages = 2;
   static constexpr int kStep = 16;  // of the summed dimension, an instruction
   static constexpr int kValueBoxes = kValues / 64;
-  static constexpr int kLoaderRegisters = 24, kConsumerRegisters = 240;
+  static constexpr int kLoaderRegisters = 32, kConsumerRegisters = 232;
   static constexpr bool kQueriesHeld = false;  // in registers
   // A row's probabilities go up to 2^(kHead + kLag): what they are multiplied by, and how far a row's maximum may run
   // ahead of its reference before that moves.

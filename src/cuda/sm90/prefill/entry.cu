@@ -1,8 +1,8 @@
-#include "cuda/sm90/prefill/entry.hpp"
-
+#include <algorithm>
 #include <cuda_fp8.h>
 
 #include "cuda/sm90/prefill/config.cuh"
+#include "cuda/sm90/prefill/entry.hpp"
 
 namespace latte::cuda {
 namespace {
@@ -70,6 +70,7 @@ __global__ void __launch_bounds__(kThreads) transpose_values(const __grid_consta
   constexpr int kPitch = kPrefillBlock / 4 + 1;  // words a row: rows begin in different banks
   __shared__ std::uint32_t rows[kPrefillBlock][kPrefillValues / 4];
   __shared__ std::uint32_t columns[kPrefillValues][kPitch];
+  prim::allow_next_launch();  // it waits for the end of this one before it reads what is written here
   const auto chunk = static_cast<std::int32_t>(blockIdx.x), head = static_cast<std::int32_t>(blockIdx.y);
   const Owner owner(call, chunk);
   const std::int32_t first = __ldg(call.kv_start + owner.request);

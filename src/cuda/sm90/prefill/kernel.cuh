@@ -1,10 +1,10 @@
-// O = softmax(scale * Q K^T) V for tiles of 128 query tokens of one head, keys and values 128 tokens at a time, from the
-// last block to the first: the masked ones come first and the long loop has no mask.
+// O = softmax(scale * Q K^T) V for tiles of 128 query tokens of one head, keys and values 128 tokens at a time, from
+// the last block to the first: the masked ones come first and the long loop has no mask.
 //
 //   q, k, v --TMA--> q, k[stages], v[stages] --full--> two consumers of 64 rows each: score; absorb; accumulate
 //                         ^-----------empty-----------------'
-// A consumer keeps the tensor cores busy while it absorbs: the products P V of one block are issued behind the scores of
-// the next, and run while those scores become probabilities.
+// A consumer keeps the tensor cores busy while it absorbs: the products P V of one block are issued behind the scores
+// of the next, and run while those scores become probabilities.
 //
 //   registers (threads of 3 warpgroups, launched with 168): loader 24, consumers 240:
 //       scores 64, output 64, probabilities 32 (16-bit) or 16 (fp8), bounds, sums and addresses
@@ -148,7 +148,8 @@ __device__ __forceinline__ void rescale(float (&o)[64], float2 factor) {
 
 // The probabilities of a block as the left operand of the next products.
 template <class T>
-__device__ __forceinline__ void pack_probabilities(const float (&s)[64], std::uint32_t (&p)[128 / Shape<T>::kStep * 4]) {
+__device__ __forceinline__ void pack_probabilities(const float (&s)[64],
+                                                   std::uint32_t (&p)[128 / Shape<T>::kStep * 4]) {
 #pragma unroll
   for (int i = 0; i < 128 / Shape<T>::kStep * 4; ++i) {
     if constexpr (std::is_same_v<T, Fp8>) {
@@ -290,8 +291,8 @@ class Consumer {
     prim::commit_products();
   }
 
-  // The consumers issue the products of a block in turns, so that one's run while the other makes probabilities. A block
-  // that is passed over is a turn too.
+  // The consumers issue the products of a block in turns, so that one's run while the other makes probabilities. A
+  // block that is passed over is a turn too.
   __device__ void take_turn() {
 #ifndef NOTURN
     prim::named_sync<kConsumers * kWarpgroup>(kBarrierTurn + at_.side);
@@ -333,8 +334,8 @@ class Consumer {
     return state_.template absorb<kMasked>(s_, work.scale_log2, bounds, at_.lane);
   }
 
-  // Values of this block, keys of the next. Stands between a block's exponentials and the wait for the products that run
-  // meanwhile, and needs the former: else the compiler moves that wait up, or them down.
+  // Values of this block, keys of the next. Stands between a block's exponentials and the wait for the products that
+  // run meanwhile, and needs the former: else the compiler moves that wait up, or them down.
   __device__ void await_stages(std::int32_t block) {
     const std::uint32_t zero = prim::zero_after(state_.sum[0] + state_.sum[1]);
     const Stages next = stage_.ahead(1);
@@ -381,9 +382,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       prim::shrink_registers<Shape<T>::kLoaderRegisters>();
       if (threadIdx.x < 32) Loader<T>(storage, maps).run(Share(call));
       break;
-    default:
-      prim::grow_registers<Shape<T>::kConsumerRegisters>();
-      Consumer<T>(storage, call).run(Share(call));
+    default: prim::grow_registers<Shape<T>::kConsumerRegisters>(); Consumer<T>(storage, call).run(Share(call));
   }
 }
 

@@ -1,7 +1,6 @@
-#include "cuda/sm90/prefill/launch.hpp"
-
 #include "cuda/sm90/common/tensor_map.hpp"
 #include "cuda/sm90/prefill/kernel.cuh"
+#include "cuda/sm90/prefill/launch.hpp"
 
 namespace latte::cuda {
 namespace {
@@ -37,7 +36,9 @@ struct MapShape {
   CUtensorMapSwizzle swizzle;
 };
 
+// A tensor without elements gets no map: no piece reads it.
 cudaError_t make_map(Dtype dtype, const void* data, const MapShape& shape, CUtensorMap& map) {
+  if (shape.rows == 0 || shape.columns == 0) return cudaSuccess;
   const EncodeTensorMap encode = encode_tensor_map();
   if (encode == nullptr) return cudaErrorNotSupported;
   const cuuint64_t extent[3] = {static_cast<cuuint64_t>(shape.columns), static_cast<cuuint64_t>(shape.rows),
@@ -95,12 +96,22 @@ cudaError_t prepare_prefill(const PrefillKernel& kernel) {
 cudaError_t launch_prefill(const PrefillKernel& kernel, const PrefillCall& call, std::int32_t workers,
                            cudaStream_t stream) {
   const Instance instance = find(kernel);
-  prefill::Maps maps;
+  prefill::Maps maps{};
   if (const cudaError_t error = make_maps(kernel, call, maps); error != cudaSuccess) return error;
   prefill::KernelCall kernel_call{call, sm90::Divider(call.query_tokens)};
   void* arguments[] = {&kernel_call, &maps};
-  return cudaLaunchKernel(instance.function, dim3(static_cast<unsigned>(workers)), dim3(prefill::kThreads), arguments,
-                          instance.shared_bytes, stream);
+  // May start while values are still transposed, and waits for them itself.
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(workers));
+  config.blockDim = dim3(prefill::kThreads);
+  config.dynamicSmemBytes = instance.shared_bytes;
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = kernel.dtype == Dtype::fp8_e4m3 ? 1 : 0;
+  return cudaLaunchKernelExC(&config, instance.function, arguments);
 }
 
 }  // namespace latte::cuda

@@ -1,9 +1,8 @@
-// The loader: one warp that brings queries, keys and values to shared memory by tensor copies, from a piece's last block
-// to its first, always a stage or more ahead of the products.
+// The loader: one warp that brings queries, keys and values to shared memory by tensor copies, from a piece's last
+// block to its first, always a stage or more ahead of the products.
 #pragma once
 
 #include "cuda/sm90/prefill/config.cuh"
-#include "cuda/sm90/prefill/entry.hpp"
 
 namespace latte::cuda::sm90::prefill {
 
@@ -22,12 +21,15 @@ class Loader {
       if (blocks == 0) continue;
       load_queries(piece);
       load_keys(piece, blocks - 1);
+      if (std::is_same_v<T, Fp8> && values_.count == 0) prim::wait_previous_launch();  // it transposes the values
       for (std::int32_t block = blocks - 2; block >= 0; --block) {
         load_keys(piece, block);
         load_values(piece, block + 1);
       }
       load_values(piece, 0);
     }
+    // Whoever waits for this launch waits for the one before it as well.
+    if (std::is_same_v<T, Fp8> && values_.count == 0) prim::wait_previous_launch();
   }
 
  private:
@@ -72,8 +74,8 @@ class Loader {
         landed.arrive_expecting(Storage<T>::kValueBytes);
 #pragma unroll
         for (int box = 0; box < Shape<T>::kValueBoxes; ++box)
-          prim::load_box(maps_.v, landed, prim::shared_address(storage_.v[slot]) + box * kTokens * kRowBytes,
-                         box * 64, piece.kv_row + block * kTokens, piece.head);
+          prim::load_box(maps_.v, landed, prim::shared_address(storage_.v[slot]) + box * kTokens * kRowBytes, box * 64,
+                         piece.kv_row + block * kTokens, piece.head);
       }
       if (tokens < kTokens) {
         landed.wait(tails_++ % 2);

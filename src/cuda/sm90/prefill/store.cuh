@@ -48,7 +48,8 @@ __device__ __forceinline__ void store_pairs(float* row, const float (&o)[64], in
         make_float2(o[4 * j + 2 * which] * factor, o[4 * j + 2 * which + 1] * factor);
 }
 
-// As 16-bit values: four lanes exchange so that each stores 16 bytes. By whole warps; `row` is null where there is none.
+// As 16-bit values: four lanes exchange so that each stores 16 bytes. By whole warps; `row` is null where there is
+// none.
 template <class Half>
 __device__ __forceinline__ void store_packed(Half* row, const float (&o)[64], int which, float factor, int lane) {
 #pragma unroll
