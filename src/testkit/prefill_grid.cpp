@@ -92,6 +92,7 @@ void add_unequal_lengths(GridBuilder& grid) {
       {{1, 0}, {1, 1}, {3, 1}, {5, 640}},
       {{256, 257}, {255, 1}},
       {{65, 1100}},
+      {{255, 255}, {256, 256}, {257, 257}},
   };
   std::size_t index = 0;
   for (const auto& requests : steps)
