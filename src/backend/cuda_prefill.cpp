@@ -1,4 +1,5 @@
 // Prefill on a device: which kernel, a step whose plan lies there, and what its tensors go through on entry.
+#include <algorithm>
 #include <string>
 
 #include "backend/cuda_impl.hpp"
@@ -20,17 +21,13 @@ struct PrefillParts {
     const PrefillProblem& problem = setup.problem;
     const Limits limits = plan::resolve(setup.choice.plan.limits);
     const bool fp8_tensors = problem.dtype == Dtype::fp8_e4m3, fp8 = setup.choice.math == PrefillMath::fp8;
-    const std::int64_t row = std::int64_t{problem.heads} * (fp8 ? 1 : 2);
-    const std::int64_t q_bytes = limits.max_total_query_tokens * row * cuda::kPrefillWidth;
-    const std::int64_t k_bytes = limits.max_total_kv_tokens * row * cuda::kPrefillWidth;
-    const std::int64_t v_tokens =
-        fp8 ? cuda::transposed_tokens(limits.max_total_kv_tokens, limits.max_requests) : limits.max_total_kv_tokens;
+    const std::int64_t row = fp8 == fp8_tensors ? 0 : std::int64_t{problem.heads} * (fp8 ? 1 : 2);
     take(arrived, static_cast<std::int64_t>(arrived_bytes(setup.sizes)));
     take(partial_lse, setup.sizes.partial_rows * static_cast<std::int64_t>(sizeof(float)));
     take(partial_out, setup.sizes.partial_rows * cuda::kPrefillValues * static_cast<std::int64_t>(sizeof(float)));
-    take(q, fp8 == fp8_tensors ? 0 : q_bytes);
-    take(k, fp8 == fp8_tensors ? 0 : k_bytes);
-    take(v, fp8 || fp8_tensors ? v_tokens * row * cuda::kPrefillValues : 0);
+    take(q, limits.max_total_query_tokens * row * cuda::kPrefillWidth);
+    take(k, limits.max_total_kv_tokens * row * cuda::kPrefillWidth);
+    take(v, limits.max_total_kv_tokens * row * cuda::kPrefillValues);
   }
 
  private:
@@ -40,8 +37,12 @@ struct PrefillParts {
   }
 };
 
-cuda::PrefillTensor tensor(const ConstTensorView& view, std::int32_t tokens) {
-  return {.data = view.data, .token_stride = view.stride[0], .head_stride = view.stride[1], .tokens = tokens};
+// As many tokens as the tensor has, but no more than a step may: converted ones have no more room.
+cuda::PrefillTensor tensor(const ConstTensorView& view, std::int64_t most) {
+  return {.data = view.data,
+          .token_stride = view.stride[0],
+          .head_stride = view.stride[1],
+          .tokens = static_cast<std::int32_t>(std::min(view.shape[0], most))};
 }
 
 cuda::ScaleView scale(const Fp8Scale& given) {
@@ -54,12 +55,13 @@ class CudaPrefillStep final : public PrefillStep {
       : device_(device),
         setup_(setup),
         kernel_(kernel),
+        limits_(plan::resolve(setup.choice.plan.limits)),
         workers_(plan::worker_count(setup.choice.plan)),
         parts_(setup),
         words_(device) {}
 
   Status allocate() {
-    const std::int64_t requests = plan::resolve(setup_.choice.plan.limits).max_requests;
+    const std::int64_t requests = limits_.max_requests;
     kv_start_ = staged_words(requests + 1);
     plan_ = kv_start_ + staged_words(requests + 1);
     return words_.allocate(plan_ + static_cast<std::size_t>(setup_.sizes.words));
@@ -74,9 +76,6 @@ class CudaPrefillStep final : public PrefillStep {
   }
 
   Status publish(const Plan& plan, const PrefillLengths& lengths, Stream stream) override {
-    requests_ = static_cast<std::int32_t>(lengths.kv_start.size()) - 1;
-    query_tokens_ = lengths.query_start.back();
-    kv_tokens_ = lengths.kv_start.back();
     return words_.upload(stream, lengths.query_start, lengths.kv_start, plan.work_meta_data, plan.work_indptr,
                          plan.work_info_set, plan.reduce_indptr, plan.reduce_final_map, plan.reduce_partial_map);
   }
@@ -89,10 +88,9 @@ class CudaPrefillStep final : public PrefillStep {
     cuda::PrefillCall call{.heads = setup_.problem.heads,
                            .mask = setup_.problem.mask,
                            .scale = args.scale,
-                           .query_tokens = query_tokens_,
-                           .q = tensor(args.q, query_tokens_),
-                           .k = tensor(args.k, kv_tokens_),
-                           .v = tensor(args.v, kv_tokens_),
+                           .q = tensor(args.q, limits_.max_total_query_tokens),
+                           .k = tensor(args.k, limits_.max_total_kv_tokens),
+                           .v = tensor(args.v, limits_.max_total_kv_tokens),
                            .out = {.out = args.out.data,
                                    .out_token_stride = args.out.stride[0],
                                    .out_head_stride = args.out.stride[1],
@@ -102,6 +100,7 @@ class CudaPrefillStep final : public PrefillStep {
                                    .lse_head_stride = args.lse.stride[1]},
                            .query_start = words_.on_device(),
                            .kv_start = kv_start(),
+                           .meta = words,
                            .plan = {.indptr = words + at.indptr,
                                     .records = reinterpret_cast<const WorkRecord*>(words + at.records),
                                     .reduce_indptr = words + at.reduce_indptr,
@@ -123,30 +122,12 @@ class CudaPrefillStep final : public PrefillStep {
   bool fp8_tensors() const { return setup_.problem.dtype == Dtype::fp8_e4m3; }
   bool fp8() const { return setup_.choice.math == PrefillMath::fp8; }
 
-  // Brings the tensors into the form the kernel multiplies.
+  // Brings the tensors to the type that the kernel multiplies.
   Status enter(cuda::PrefillCall& call, std::byte* workspace, Stream stream) const {
-    if (fp8() != fp8_tensors()) {
-      LATTE_RETURN_IF_ERROR(convert(call.q, call.q_scale, cuda::kPrefillWidth, workspace + parts_.q, stream));
-      LATTE_RETURN_IF_ERROR(convert(call.k, call.k_scale, cuda::kPrefillWidth, workspace + parts_.k, stream));
-    }
-    if (!fp8())
-      return fp8_tensors() ? convert(call.v, call.v_scale, cuda::kPrefillValues, workspace + parts_.v, stream)
-                           : Status();
-    const std::int64_t tokens = cuda::transposed_tokens(kv_tokens_, requests_);
-    LATTE_RETURN_IF_ERROR(device_.transpose_values({.v = call.v,
-                                                    .dtype = setup_.problem.dtype,
-                                                    .scale = call.v_scale,
-                                                    .heads = call.heads,
-                                                    .requests = requests_,
-                                                    .kv_start = call.kv_start,
-                                                    .to = workspace + parts_.v,
-                                                    .tokens = tokens},
-                                                   stream));
-    call.v = {.data = workspace + parts_.v,
-              .token_stride = tokens,
-              .head_stride = tokens * cuda::kPrefillValues,
-              .tokens = static_cast<std::int32_t>(tokens)};
-    return {};
+    if (fp8() == fp8_tensors()) return {};
+    LATTE_RETURN_IF_ERROR(convert(call.q, call.q_scale, cuda::kPrefillWidth, workspace + parts_.q, stream));
+    LATTE_RETURN_IF_ERROR(convert(call.k, call.k_scale, cuda::kPrefillWidth, workspace + parts_.k, stream));
+    return convert(call.v, call.v_scale, cuda::kPrefillValues, workspace + parts_.v, stream);
   }
 
   Status convert(cuda::PrefillTensor& tensor, const cuda::ScaleView& scale, std::int32_t width, std::byte* to,
@@ -168,12 +149,12 @@ class CudaPrefillStep final : public PrefillStep {
   cuda::Device& device_;
   const PrefillSetup& setup_;
   const cuda::PrefillKernel kernel_;
+  const Limits limits_;  // resolved
   const std::int32_t workers_;
   const PrefillParts parts_;
   // query_start, kv_start and the plan, each at its largest.
   StagedWords words_;
   std::size_t kv_start_ = 0, plan_ = 0;
-  std::int32_t requests_ = 0, query_tokens_ = 0, kv_tokens_ = 0;  // of the last step
 };
 
 }  // namespace

@@ -70,7 +70,7 @@ Status check_input(const PlannedPrefill& step, const ConstTensorView& view, cons
                                           .shape = {tokens, step.problem.heads, width},
                                           .dtypes = dtype_bit(step.problem.dtype),
                                           .align_bytes = required_alignment(step.place)}));
-  if (step.place == Place::host) return {};
+  if (step.place == Place::host || view.shape[0] == 0) return {};
   for (std::size_t axis = 0; axis < 2; ++axis)
     if (view.shape[axis] > 1 && view.stride[axis] < width)
       return invalid(field, "strides of at least a row's " + text(width) + " elements",

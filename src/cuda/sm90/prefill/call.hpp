@@ -9,7 +9,8 @@
 
 namespace latte::cuda {
 
-// [tokens, heads, width], strides in elements.
+// [tokens, heads, width], strides in elements. `tokens` are those of the tensor, not of the step: a captured launch
+// serves later steps too, whose plans say which there are.
 struct PrefillTensor {
   const void* data = nullptr;
   std::int64_t token_stride = 0, head_stride = 0;
@@ -27,12 +28,12 @@ struct PrefillCall {
   std::int32_t heads = 1;
   Mask mask = Mask::causal;
   float scale = 1;
-  std::int32_t query_tokens = 0;  // of the step: rows are head * query_tokens + token
   PrefillTensor q, k, v;
   ScaleView q_scale, k_scale, v_scale;
   OutputView out;
   const std::int32_t* query_start = nullptr;
   const std::int32_t* kv_start = nullptr;
+  const std::int32_t* meta = nullptr;  // the plan's work_meta_data
   PlanView plan;
   WorkspaceView workspace;  // arrived: [2 * tiles], one for each warpgroup's half of a tile
 };
@@ -47,26 +48,6 @@ inline constexpr std::int32_t kPrefillBlock = 128;  // KV tokens a block
 inline constexpr std::int32_t kPrefillWidth = 192;  // of q and k
 inline constexpr std::int32_t kPrefillValues = 128;
 
-// Transposed values: [heads][128 columns][tokens], each request's from a multiple of 128 on, zeros behind its last
-// token up to the next one. Within 32 tokens they are in the order of the products' registers.
-//   Request b begins at 128 * (kv_start[b] / 128 + b), which leaves room for whole blocks of 128: with x = kv_start[b],
-//   y = kv_start[b + 1]:  y / 128 - x / 128 + 1 >= (y - x) / 128 + 1 >= ceil((y - x) / 128).
-constexpr std::int32_t transposed_begin(std::int32_t kv_start, std::int32_t request) {
-  return (kv_start / kPrefillBlock + request) * kPrefillBlock;
-}
-constexpr std::int64_t transposed_tokens(std::int64_t kv_tokens, std::int64_t requests) {
-  return (kv_tokens / kPrefillBlock + requests) * kPrefillBlock;
-}
-
-struct TransposeCall {
-  PrefillTensor v;
-  Dtype dtype = Dtype::fp8_e4m3;  // of v; bf16 and f16 are divided by the scale and rounded
-  ScaleView scale;
-  std::int32_t heads = 1, requests = 0;
-  const std::int32_t* kv_start = nullptr;
-  void* to = nullptr;
-  std::int64_t tokens = 0;  // of `to`: transposed_tokens()
-};
 struct ConvertCall {
   PrefillTensor from;
   Dtype from_dtype = Dtype::bf16, to_dtype = Dtype::fp8_e4m3;

@@ -9,7 +9,6 @@
 #include "cuda/prim/sync.cuh"
 #include "cuda/prim/wgmma.cuh"
 #include "cuda/sm90/common/block.cuh"
-#include "cuda/sm90/common/divider.cuh"
 #include "cuda/sm90/common/math.cuh"
 #include "cuda/sm90/prefill/call.hpp"
 
@@ -33,6 +32,7 @@ struct Shape {
   static constexpr int kStages = 2;
   static constexpr int kStep = 16;  // of the summed dimension, an instruction
   static constexpr int kValueBoxes = kValues / 64;
+  static constexpr int kValueArrivals = 32;  // of the loader
   static constexpr int kLoaderRegisters = 32, kConsumerRegisters = 232;
   static constexpr bool kQueriesHeld = false;  // in registers
   // A row's probabilities go up to 2^(kHead + kLag): what they are multiplied by, and how far a row's maximum may run
@@ -40,15 +40,16 @@ struct Shape {
   static constexpr float kHead = 0, kLag = 6;
 };
 // fp8:  q, k  [3 groups of 64 columns][rows][64 bytes]  K-major, 64-byte swizzle
-//       v     transposed by the launch before, tokens within groups of 32 in the order in which the probabilities'
-//             registers hold them: [128 columns][128 tokens]  K-major, 128-byte swizzle
+//       v     transposed on its way, as products take K-major operands only: [128 columns][128 tokens], 128-byte
+//             swizzle, tokens within groups of 32 in the order in which the probabilities' registers hold them
 template <>
 struct Shape<Fp8> {
   static constexpr int kBytes = 1;
   static constexpr int kStages = 4;
   static constexpr int kStep = 32;
   static constexpr int kValueBoxes = 1;
-  static constexpr int kLoaderRegisters = 40, kConsumerRegisters = 232;
+  static constexpr int kValueArrivals = 96;  // of the transposer
+  static constexpr int kLoaderRegisters = 56, kConsumerRegisters = 224;
   static constexpr bool kQueriesHeld = true;
   // e4m3 has 2^-6 to 448 at full precision; 2^8 is the highest it is used to, so that a row's largest is exact.
   static constexpr float kHead = 8, kLag = 0;
@@ -57,8 +58,18 @@ struct Shape<Fp8> {
 inline constexpr int kGroupColumns = 64;  // of q and k, a box
 inline constexpr int kGroups = kWidth / kGroupColumns;
 
+// Values as they lie in memory, on their way to be transposed.
 template <class T>
-struct Storage {
+struct RawValues {};
+template <>
+struct RawValues<Fp8> {
+  static constexpr int kStages = 2;
+  alignas(1024) std::byte raw[kStages][kTokens * kValues];  // [tokens][128 bytes], 128-byte swizzle
+  prim::Barrier raw_full[kStages], raw_empty[kStages];
+};
+
+template <class T>
+struct Storage : RawValues<T> {
   static constexpr int kRowBytes = kGroupColumns * Shape<T>::kBytes;
   static constexpr int kGroupBytes = kTokens * kRowBytes;
   static constexpr int kKeyBytes = kGroups * kGroupBytes;
@@ -88,9 +99,6 @@ __device__ __forceinline__ std::uint32_t pack_fp8(float a, float b, float c, flo
   return static_cast<std::uint32_t>(high) << 16 | low;
 }
 
-struct KernelCall : PrefillCall {
-  Divider by_tokens;  // of the step
-};
 struct Maps {
   CUtensorMap q, k, v;
 };
@@ -106,7 +114,7 @@ struct Piece {
   __device__ std::int32_t blocks() const { return (tokens() + kTokens - 1) / kTokens; }
   __device__ bool split() const { return record.partial_row >= 0; }
   // How many of the piece's tokens a row sees; not more than there are, maybe less than none.
-  __device__ std::int32_t visible(const KernelCall& call, std::int32_t row) const {
+  __device__ std::int32_t visible(const PrefillCall& call, std::int32_t row) const {
     if (call.mask == Mask::none) return tokens();
     const std::int32_t behind = __ldg(call.query_start + record.request + 1) - (token + row) - 1;
     return min(tokens(), tokens() + record.kv_after - behind);
@@ -114,19 +122,23 @@ struct Piece {
 };
 
 struct Share {
-  const KernelCall& call;
+  const PrefillCall& call;
   std::int32_t begin, end;
+  std::int32_t query_tokens;  // of the step: rows are head * query_tokens + token
 
-  __device__ explicit Share(const KernelCall& of)
-      : call(of), begin(__ldg(of.plan.indptr + blockIdx.x)), end(__ldg(of.plan.indptr + blockIdx.x + 1)) {}
+  __device__ explicit Share(const PrefillCall& of)
+      : call(of),
+        begin(__ldg(of.plan.indptr + blockIdx.x)),
+        end(__ldg(of.plan.indptr + blockIdx.x + 1)),
+        query_tokens(__ldg(of.query_start + __ldg(of.meta + kMetaRequests))) {}
 
   __device__ Piece piece(std::int32_t index) const {
     // Nothing is promised about alignment but that of words.
     const auto* words = reinterpret_cast<const std::int32_t*>(call.plan.records + index);
     Piece piece{.record = {load_word(words), load_word(words + 1), load_word(words + 2), load_word(words + 3),
                            load_word(words + 4), load_word(words + 5), load_word(words + 6), load_word(words + 7)}};
-    piece.head = call.by_tokens.divide(piece.record.row_begin);
-    piece.token = piece.record.row_begin - piece.head * call.query_tokens;
+    piece.head = piece.record.row_begin / query_tokens;
+    piece.token = piece.record.row_begin - piece.head * query_tokens;
     piece.kv_row = __ldg(call.kv_start + piece.record.request) + piece.record.kv_begin;
     return piece;
   }

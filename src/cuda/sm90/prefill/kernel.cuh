@@ -3,6 +3,7 @@
 //
 //   q, k, v --TMA--> q, k[stages], v[stages] --full--> two consumers of 64 rows each: score; absorb; accumulate
 //                         ^-----------empty-----------------'
+//   fp8:      v --TMA--> raw[stages] --raw_full--> transposer --v_full--> consumers
 // A consumer keeps the tensor cores busy while it absorbs: the products P V of one block are issued behind the scores
 // of the next, and run while those scores become probabilities.
 //
@@ -168,7 +169,7 @@ struct Work {
   std::int32_t skipped;      // blocks from `used` on
   float scale_log2;
 
-  __device__ Work(const KernelCall& call, const Piece& piece, const Place& at)
+  __device__ Work(const PrefillCall& call, const Piece& piece, const Place& at)
       : visible{piece.visible(call, at.row(0)), piece.visible(call, at.row(1))} {
     const std::int32_t first = at.side * 64, rows = min(piece.rows() - first, 64);
     clear = uniform(max(piece.visible(call, first), 0) / kTokens);
@@ -186,7 +187,7 @@ struct Work {
 template <class T>
 class Consumer {
  public:
-  __device__ Consumer(Storage<T>& storage, const KernelCall& call)
+  __device__ Consumer(Storage<T>& storage, const PrefillCall& call)
       : storage_(storage), call_(call), products_(storage, at_.side) {}
 
   __device__ void run(const Share& share) {
@@ -347,7 +348,7 @@ class Consumer {
   }
 
   Storage<T>& storage_;
-  const KernelCall& call_;
+  const PrefillCall& call_;
   const Place at_;
   Products<T> products_;
   Ring<1> queries_;
@@ -360,7 +361,7 @@ class Consumer {
 
 template <class T>
 __global__ void __launch_bounds__(kThreads, 1)
-    prefill_kernel(const __grid_constant__ KernelCall call, const __grid_constant__ Maps maps) {
+    prefill_kernel(const __grid_constant__ PrefillCall call, const __grid_constant__ Maps maps) {
   extern __shared__ std::byte shared[];
   auto& storage = *reinterpret_cast<Storage<T>*>(shared);
   if (threadIdx.x == 0) {
@@ -370,17 +371,26 @@ __global__ void __launch_bounds__(kThreads, 1)
     storage.v_landed.init(1);
     for (int i = 0; i < Shape<T>::kStages; ++i) {
       storage.k_full[i].init(1);
-      storage.v_full[i].init(32);
+      storage.v_full[i].init(Shape<T>::kValueArrivals);
       storage.k_empty[i].init(kConsumerThreads);
       storage.v_empty[i].init(kConsumerThreads);
     }
+    if constexpr (std::is_same_v<T, Fp8>)
+      for (int i = 0; i < RawValues<T>::kStages; ++i) {
+        storage.raw_full[i].init(1);
+        storage.raw_empty[i].init(Shape<T>::kValueArrivals);
+      }
     prim::fence_barrier_init();
   }
   __syncthreads();
   switch (threadIdx.x / kWarpgroup) {
     case 0:
       prim::shrink_registers<Shape<T>::kLoaderRegisters>();
-      if (threadIdx.x < 32) Loader<T>(storage, maps).run(Share(call));
+      if (threadIdx.x < 32) {
+        Loader<T>(storage, maps).run(Share(call));
+      } else {
+        if constexpr (std::is_same_v<T, Fp8>) Transposer(storage).run(Share(call));
+      }
       break;
     default: prim::grow_registers<Shape<T>::kConsumerRegisters>(); Consumer<T>(storage, call).run(Share(call));
   }

@@ -20,7 +20,7 @@ struct Place {
 };
 
 struct RowOut {
-  const KernelCall& call;
+  const PrefillCall& call;
   const Piece& piece;
 
   __device__ void lse(int row, float value) const {
@@ -63,7 +63,7 @@ __device__ __forceinline__ void store_packed(Half* row, const float (&o)[64], in
   }
 }
 
-__device__ __forceinline__ void store_rows(const KernelCall& call, const Piece& piece, const Place& at,
+__device__ __forceinline__ void store_rows(const PrefillCall& call, const Piece& piece, const Place& at,
                                            const float (&o)[64], const RowResult (&results)[2], float value_scale) {
   const RowOut out{call, piece};
 #pragma unroll
@@ -94,7 +94,7 @@ __device__ __forceinline__ void store_four(Out* row, int lane, float4 value) {
 }
 
 // Joins the partials of this warpgroup's rows in the plan's order, a warp a row.
-__device__ __forceinline__ void join_rows(const KernelCall& call, const Piece& piece, const Place& at,
+__device__ __forceinline__ void join_rows(const PrefillCall& call, const Piece& piece, const Place& at,
                                           std::int32_t first, std::int32_t pieces) {
   Piece whole = piece;
   whole.record.partial_row = -1;
@@ -132,7 +132,7 @@ __device__ __forceinline__ void join_rows(const KernelCall& call, const Piece& p
 }
 
 // This warpgroup's rows of a partial are stored: the one that comes last joins them all. Nobody waits.
-__device__ __forceinline__ void join_if_last(const KernelCall& call, const Piece& piece, const Place& at) {
+__device__ __forceinline__ void join_if_last(const PrefillCall& call, const Piece& piece, const Place& at) {
   const std::int32_t first = __ldg(call.plan.reduce_indptr + piece.record.tile);
   const std::int32_t pieces = __ldg(call.plan.reduce_indptr + piece.record.tile + 1) - first;
   const int barrier = kBarrierJoin + at.side;
