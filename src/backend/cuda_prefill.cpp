@@ -15,19 +15,23 @@ namespace {
 struct PrefillParts {
   std::int64_t arrived = 0, partial_lse = 0, partial_out = 0;
   std::int64_t q = 0, k = 0, v = 0;  // as the kernel wants them, where the caller's are otherwise
+  std::int64_t v_tokens = 0;
   std::int64_t bytes = 0;
 
   explicit PrefillParts(const PrefillSetup& setup) {
     const PrefillProblem& problem = setup.problem;
     const Limits limits = plan::resolve(setup.choice.plan.limits);
     const bool fp8_tensors = problem.dtype == Dtype::fp8_e4m3, fp8 = setup.choice.math == PrefillMath::fp8;
-    const std::int64_t row = fp8 == fp8_tensors ? 0 : std::int64_t{problem.heads} * (fp8 ? 1 : 2);
+    const std::int64_t row = std::int64_t{problem.heads} * (fp8 ? 1 : 2);  // bytes a column
+    const bool convert = fp8 != fp8_tensors;
+    v_tokens =
+        fp8 ? cuda::transposed_tokens(limits.max_total_kv_tokens, limits.max_requests) : limits.max_total_kv_tokens;
     take(arrived, static_cast<std::int64_t>(arrived_bytes(setup.sizes)));
     take(partial_lse, setup.sizes.partial_rows * static_cast<std::int64_t>(sizeof(float)));
     take(partial_out, setup.sizes.partial_rows * cuda::kPrefillValues * static_cast<std::int64_t>(sizeof(float)));
-    take(q, limits.max_total_query_tokens * row * cuda::kPrefillWidth);
-    take(k, limits.max_total_kv_tokens * row * cuda::kPrefillWidth);
-    take(v, limits.max_total_kv_tokens * row * cuda::kPrefillValues);
+    take(q, convert ? limits.max_total_query_tokens * row * cuda::kPrefillWidth : 0);
+    take(k, convert ? limits.max_total_kv_tokens * row * cuda::kPrefillWidth : 0);
+    take(v, convert || fp8 ? v_tokens * row * cuda::kPrefillValues : 0);
   }
 
  private:
@@ -122,12 +126,28 @@ class CudaPrefillStep final : public PrefillStep {
   bool fp8_tensors() const { return setup_.problem.dtype == Dtype::fp8_e4m3; }
   bool fp8() const { return setup_.choice.math == PrefillMath::fp8; }
 
-  // Brings the tensors to the type that the kernel multiplies.
+  // Brings the tensors into the form that the kernel multiplies.
   Status enter(cuda::PrefillCall& call, std::byte* workspace, Stream stream) const {
-    if (fp8() == fp8_tensors()) return {};
-    LATTE_RETURN_IF_ERROR(convert(call.q, call.q_scale, cuda::kPrefillWidth, workspace + parts_.q, stream));
-    LATTE_RETURN_IF_ERROR(convert(call.k, call.k_scale, cuda::kPrefillWidth, workspace + parts_.k, stream));
-    return convert(call.v, call.v_scale, cuda::kPrefillValues, workspace + parts_.v, stream);
+    if (fp8() != fp8_tensors()) {
+      LATTE_RETURN_IF_ERROR(convert(call.q, call.q_scale, cuda::kPrefillWidth, workspace + parts_.q, stream));
+      LATTE_RETURN_IF_ERROR(convert(call.k, call.k_scale, cuda::kPrefillWidth, workspace + parts_.k, stream));
+      if (!fp8()) return convert(call.v, call.v_scale, cuda::kPrefillValues, workspace + parts_.v, stream);
+    }
+    if (!fp8()) return {};
+    LATTE_RETURN_IF_ERROR(device_.transpose_values({.v = call.v,
+                                                    .dtype = setup_.problem.dtype,
+                                                    .scale = call.v_scale,
+                                                    .heads = call.heads,
+                                                    .requests = call.meta + kMetaRequests,
+                                                    .kv_start = call.kv_start,
+                                                    .to = workspace + parts_.v,
+                                                    .tokens = parts_.v_tokens},
+                                                   stream));
+    call.v = {.data = workspace + parts_.v,
+              .token_stride = parts_.v_tokens,
+              .head_stride = parts_.v_tokens * cuda::kPrefillValues,
+              .tokens = static_cast<std::int32_t>(parts_.v_tokens)};
+    return {};
   }
 
   Status convert(cuda::PrefillTensor& tensor, const cuda::ScaleView& scale, std::int32_t width, std::byte* to,

@@ -52,16 +52,6 @@ __device__ __forceinline__ void store_16_zeros(std::uint32_t to) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
 }
 
-__device__ __forceinline__ void load_words(std::uint32_t (&to)[4], std::uint32_t from) {
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(from)
-               : "memory");
-}
-__device__ __forceinline__ void store_word(std::uint32_t to, std::uint32_t word) {
-  asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
-}
-
 // Two 8 x 8 matrices of 16-bit values from a warp's fragments; lane l < 16 names row l % 8 of matrix l / 8.
 __device__ __forceinline__ void store_matrix_x2(std::uint32_t to, std::uint32_t first, std::uint32_t second) {
   asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(to), "r"(first), "r"(second)

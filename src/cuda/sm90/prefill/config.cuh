@@ -32,7 +32,6 @@ struct Shape {
   static constexpr int kStages = 2;
   static constexpr int kStep = 16;  // of the summed dimension, an instruction
   static constexpr int kValueBoxes = kValues / 64;
-  static constexpr int kValueArrivals = 32;  // of the loader
   static constexpr int kLoaderRegisters = 32, kConsumerRegisters = 232;
   static constexpr bool kQueriesHeld = false;  // in registers
   // A row's probabilities go up to 2^(kHead + kLag): what they are multiplied by, and how far a row's maximum may run
@@ -40,16 +39,15 @@ struct Shape {
   static constexpr float kHead = 0, kLag = 6;
 };
 // fp8:  q, k  [3 groups of 64 columns][rows][64 bytes]  K-major, 64-byte swizzle
-//       v     transposed on its way, as products take K-major operands only: [128 columns][128 tokens], 128-byte
-//             swizzle, tokens within groups of 32 in the order in which the probabilities' registers hold them
+//       v     transposed by the launch before, as products take K-major operands only: [128 columns][128 tokens],
+//             128-byte swizzle, tokens within groups of 32 in the order in which the probabilities' registers hold them
 template <>
 struct Shape<Fp8> {
   static constexpr int kBytes = 1;
   static constexpr int kStages = 4;
   static constexpr int kStep = 32;
   static constexpr int kValueBoxes = 1;
-  static constexpr int kValueArrivals = 96;  // of the transposer
-  static constexpr int kLoaderRegisters = 56, kConsumerRegisters = 224;
+  static constexpr int kLoaderRegisters = 40, kConsumerRegisters = 232;
   static constexpr bool kQueriesHeld = true;
   // e4m3 has 2^-6 to 448 at full precision; 2^8 is the highest it is used to, so that a row's largest is exact.
   static constexpr float kHead = 8, kLag = 0;
@@ -58,18 +56,8 @@ struct Shape<Fp8> {
 inline constexpr int kGroupColumns = 64;  // of q and k, a box
 inline constexpr int kGroups = kWidth / kGroupColumns;
 
-// Values as they lie in memory, on their way to be transposed.
 template <class T>
-struct RawValues {};
-template <>
-struct RawValues<Fp8> {
-  static constexpr int kStages = 2;
-  alignas(1024) std::byte raw[kStages][kTokens * kValues];  // [tokens][128 bytes], 128-byte swizzle
-  prim::Barrier raw_full[kStages], raw_empty[kStages];
-};
-
-template <class T>
-struct Storage : RawValues<T> {
+struct Storage {
   static constexpr int kRowBytes = kGroupColumns * Shape<T>::kBytes;
   static constexpr int kGroupBytes = kTokens * kRowBytes;
   static constexpr int kKeyBytes = kGroups * kGroupBytes;

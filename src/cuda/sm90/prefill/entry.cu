@@ -10,12 +10,121 @@ namespace {
 namespace prefill = sm90::prefill;
 
 constexpr int kThreads = 256;
+constexpr std::int64_t kMostBlocks = 132 * 16;  // enough to fill a device; they take turns
 
-// 16 source bytes a thread: 16 fp8 values, or 8 that are divided by their scale and rounded.
+// 16 bytes of a tensor as fp8: 16 values, or 8 that are divided and rounded.
+__device__ __forceinline__ std::uint32_t quantised(float a, float b, float c, float d, float inverse) {
+  return prefill::pack_fp8(a * inverse, b * inverse, c * inverse, d * inverse);
+}
+
+template <class From>
+struct Vector {
+  static constexpr int kCount = 16 / sizeof(From);
+  static constexpr int kWords = kCount / 4;  // of fp8 values
+
+  __device__ static void to_fp8(const uint4& raw, float inverse, std::uint32_t (&words)[kWords]) {
+    if constexpr (std::is_same_v<From, prefill::Fp8>) {
+      words[0] = raw.x, words[1] = raw.y, words[2] = raw.z, words[3] = raw.w;
+    } else {
+      From values[8];
+      reinterpret_cast<uint4&>(values) = raw;
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        words[i] = quantised(static_cast<float>(values[4 * i]), static_cast<float>(values[4 * i + 1]),
+                             static_cast<float>(values[4 * i + 2]), static_cast<float>(values[4 * i + 3]), inverse);
+    }
+  }
+};
+
+// The request that owns a block of 128 transposed tokens, and which of its blocks that is.
+struct Owner {
+  std::int32_t request, block;
+
+  __device__ Owner(const TransposeCall& call, std::int32_t requests, std::int32_t chunk) {
+    std::int32_t low = 0, high = requests;  // the last request that begins at or before the chunk
+    while (high - low > 1) {
+      const std::int32_t middle = (low + high) / 2;
+      if (__ldg(call.kv_start + middle) / kPrefillBlock + middle <= chunk)
+        low = middle;
+      else
+        high = middle;
+    }
+    request = low;
+    block = chunk - (__ldg(call.kv_start + low) / kPrefillBlock + low);
+  }
+};
+
+// Bytes i of four words become word i.
+__device__ __forceinline__ void transpose_bytes(const std::uint32_t (&in)[4], std::uint32_t (&out)[4]) {
+  const std::uint32_t a = __byte_perm(in[0], in[1], 0x5140), b = __byte_perm(in[2], in[3], 0x5140);
+  const std::uint32_t c = __byte_perm(in[0], in[1], 0x7362), d = __byte_perm(in[2], in[3], 0x7362);
+  out[0] = __byte_perm(a, b, 0x5410);
+  out[1] = __byte_perm(a, b, 0x7632);
+  out[2] = __byte_perm(c, d, 0x5410);
+  out[3] = __byte_perm(c, d, 0x7632);
+}
+
+// A block of 128 tokens x 128 columns of one head. Four tokens that are neighbours in a register of the products (of a
+// group of 32: 2t, 2t + 1, 2t + 8, 2t + 9, and the same 16 further on) become four neighbouring bytes.
+template <class From>
+__device__ void transpose_block(const TransposeCall& call, const Owner& owner, std::int32_t chunk, std::int32_t head) {
+  constexpr int kPitch = kPrefillBlock / 4 + 1;  // words a row: rows begin in different banks
+  __shared__ std::uint32_t rows[kPrefillBlock][kPrefillValues / 4];
+  __shared__ std::uint32_t columns[kPrefillValues][kPitch];
+  const std::int32_t first = __ldg(call.kv_start + owner.request);
+  const std::int32_t tokens =
+      __ldg(call.kv_start + owner.request + 1) - first - owner.block * kPrefillBlock;  // from the block's first on
+  if (tokens <= 0) return;
+  const float inverse = 1.0f / prefill::scale_of(call.scale, head);
+
+  constexpr int kVectors = kPrefillValues / Vector<From>::kCount;  // of a row
+#pragma unroll
+  for (int i = static_cast<int>(threadIdx.x); i < kPrefillBlock * kVectors; i += kThreads) {
+    const int row = i / kVectors, vector = i % kVectors;
+    std::uint32_t words[Vector<From>::kWords] = {};
+    if (row < tokens) {
+      const From* from = static_cast<const From*>(call.v.data) +
+                         (std::int64_t{first} + owner.block * kPrefillBlock + row) * call.v.token_stride +
+                         std::int64_t{head} * call.v.head_stride;
+      Vector<From>::to_fp8(__ldg(reinterpret_cast<const uint4*>(from) + vector), inverse, words);
+    }
+#pragma unroll
+    for (int w = 0; w < Vector<From>::kWords; ++w) rows[row][vector * Vector<From>::kWords + w] = words[w];
+  }
+  __syncthreads();
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  for (int four = static_cast<int>(threadIdx.x) / 32; four < kPrefillBlock / 4; four += kThreads / 32) {
+    const int token = four / 8 * 32 + four / 4 % 2 * 16 + four % 4 * 2;
+    const std::uint32_t in[4] = {rows[token][lane], rows[token + 1][lane], rows[token + 8][lane],
+                                 rows[token + 9][lane]};
+    std::uint32_t out[4];
+    transpose_bytes(in, out);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) columns[4 * lane + i][four] = out[i];
+  }
+  __syncthreads();
+  auto* to = static_cast<std::uint32_t*>(call.to) +
+             (std::int64_t{head} * kPrefillValues * call.tokens + std::int64_t{chunk} * kPrefillBlock) / 4;
+  for (int i = static_cast<int>(threadIdx.x); i < kPrefillValues * kPrefillBlock / 4; i += kThreads)
+    to[std::int64_t{i / 32} * (call.tokens / 4) + i % 32] = columns[i / 32][i % 32];
+}
+
+// Thread blocks take what there is in turns: how much, only the step's lengths say.
+template <class From>
+__global__ void __launch_bounds__(kThreads) transpose_values(const __grid_constant__ TransposeCall call) {
+  prim::allow_next_launch();  // it waits for the end of this one before it reads what is written here
+  const std::int32_t requests = __ldg(call.requests);
+  const std::int64_t chunks = __ldg(call.kv_start + requests) / kPrefillBlock + requests;
+  for (std::int64_t i = blockIdx.x; i < chunks * call.heads; i += gridDim.x) {
+    const auto chunk = static_cast<std::int32_t>(i / call.heads);
+    transpose_block<From>(call, Owner(call, requests, chunk), chunk, static_cast<std::int32_t>(i % call.heads));
+  }
+}
+
+// 16 source bytes a thread.
 template <class From, class To>
 __global__ void __launch_bounds__(kThreads) convert_rows(const __grid_constant__ ConvertCall call) {
-  constexpr int kCount = 16 / sizeof(From);
-  const int vectors = call.width / kCount;  // of a row
+  const int vectors = call.width / Vector<From>::kCount;  // of a row
   const std::int64_t all = std::int64_t{call.from.tokens} * call.heads * vectors;
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < all;
        i += std::int64_t{gridDim.x} * kThreads) {
@@ -23,28 +132,38 @@ __global__ void __launch_bounds__(kThreads) convert_rows(const __grid_constant__
     const auto head = static_cast<std::int32_t>(row - token * call.heads);
     const From* from = static_cast<const From*>(call.from.data) + token * call.from.token_stride +
                        std::int64_t{head} * call.from.head_stride;
-    From values[kCount];
-    reinterpret_cast<uint4&>(values) = __ldg(reinterpret_cast<const uint4*>(from) + i % vectors);
-    const auto value = [&](int v) { return static_cast<float>(values[v]); };
+    const uint4 raw = __ldg(reinterpret_cast<const uint4*>(from) + i % vectors);
     if constexpr (std::is_same_v<To, prefill::Fp8>) {
-      const float inverse = 1.0f / prefill::scale_of(call.scale, head);
-      const auto four = [&](int v) {
-        return prefill::pack_fp8(value(v) * inverse, value(v + 1) * inverse, value(v + 2) * inverse,
-                                 value(v + 3) * inverse);
-      };
-      static_cast<uint2*>(call.to)[i] = make_uint2(four(0), four(4));
+      std::uint32_t words[Vector<From>::kWords];
+      Vector<From>::to_fp8(raw, 1.0f / prefill::scale_of(call.scale, head), words);
+      static_cast<uint2*>(call.to)[i] = make_uint2(words[0], words[1]);
     } else {
-      const auto two = [&](int v) { return sm90::pack<To>(value(v), value(v + 1)); };
-      static_cast<uint4*>(call.to)[2 * i] = make_uint4(two(0), two(2), two(4), two(6));
-      static_cast<uint4*>(call.to)[2 * i + 1] = make_uint4(two(8), two(10), two(12), two(14));
+      From values[16];
+      reinterpret_cast<uint4&>(values) = raw;
+      To out[16];
+#pragma unroll
+      for (int v = 0; v < 16; ++v) out[v] = static_cast<To>(static_cast<float>(values[v]));
+      static_cast<uint4*>(call.to)[2 * i] = reinterpret_cast<uint4*>(out)[0];
+      static_cast<uint4*>(call.to)[2 * i + 1] = reinterpret_cast<uint4*>(out)[1];
     }
   }
 }
 
 }  // namespace
 
+cudaError_t launch_transpose_values(const TransposeCall& call, cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>(std::min(call.tokens / kPrefillBlock * call.heads, kMostBlocks));
+  if (blocks == 0) return cudaSuccess;
+  if (call.dtype == Dtype::fp8_e4m3)
+    transpose_values<prefill::Fp8><<<blocks, kThreads, 0, stream>>>(call);
+  else if (call.dtype == Dtype::bf16)
+    transpose_values<__nv_bfloat16><<<blocks, kThreads, 0, stream>>>(call);
+  else
+    transpose_values<__half><<<blocks, kThreads, 0, stream>>>(call);
+  return cudaGetLastError();
+}
+
 cudaError_t launch_convert(const ConvertCall& call, cudaStream_t stream) {
-  constexpr std::int64_t kMostBlocks = 132 * 16;
   const std::int64_t vectors =
       std::int64_t{call.from.tokens} * call.heads * call.width / (call.from_dtype == Dtype::fp8_e4m3 ? 16 : 8);
   const auto blocks = static_cast<unsigned>(std::min((vectors + kThreads - 1) / kThreads, kMostBlocks));

@@ -8,6 +8,7 @@
 
 namespace latte::cuda {
 
+cudaError_t launch_transpose_values(const TransposeCall& call, cudaStream_t stream);
 cudaError_t launch_convert(const ConvertCall& call, cudaStream_t stream);
 
 }  // namespace latte::cuda

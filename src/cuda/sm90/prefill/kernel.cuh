@@ -3,7 +3,6 @@
 //
 //   q, k, v --TMA--> q, k[stages], v[stages] --full--> two consumers of 64 rows each: score; absorb; accumulate
 //                         ^-----------empty-----------------'
-//   fp8:      v --TMA--> raw[stages] --raw_full--> transposer --v_full--> consumers
 // A consumer keeps the tensor cores busy while it absorbs: the products P V of one block are issued behind the scores
 // of the next, and run while those scores become probabilities.
 //
@@ -371,25 +370,21 @@ __global__ void __launch_bounds__(kThreads, 1)
     storage.v_landed.init(1);
     for (int i = 0; i < Shape<T>::kStages; ++i) {
       storage.k_full[i].init(1);
-      storage.v_full[i].init(Shape<T>::kValueArrivals);
+      storage.v_full[i].init(32);
       storage.k_empty[i].init(kConsumerThreads);
       storage.v_empty[i].init(kConsumerThreads);
     }
-    if constexpr (std::is_same_v<T, Fp8>)
-      for (int i = 0; i < RawValues<T>::kStages; ++i) {
-        storage.raw_full[i].init(1);
-        storage.raw_empty[i].init(Shape<T>::kValueArrivals);
-      }
     prim::fence_barrier_init();
   }
   __syncthreads();
   switch (threadIdx.x / kWarpgroup) {
     case 0:
       prim::shrink_registers<Shape<T>::kLoaderRegisters>();
-      if (threadIdx.x < 32) {
-        Loader<T>(storage, maps).run(Share(call));
-      } else {
-        if constexpr (std::is_same_v<T, Fp8>) Transposer(storage).run(Share(call));
+      switch (threadIdx.x / 32) {
+        case 0: Loader<T>(storage, maps).run_queries(Share(call)); break;
+        case 1: Loader<T>(storage, maps).run_keys(Share(call)); break;
+        case 2: Loader<T>(storage, maps).run_values(Share(call)); break;
+        default: break;
       }
       break;
     default: prim::grow_registers<Shape<T>::kConsumerRegisters>(); Consumer<T>(storage, call).run(Share(call));

@@ -70,10 +70,14 @@ cudaError_t make_maps(const PrefillKernel& kernel, const PrefillCall& call, pref
   const bool fp8 = kernel.dtype == Dtype::fp8_e4m3;
   const std::int64_t bytes = fp8 ? 1 : 2;
   MapShape values = by_head(call.v, call.heads, kPrefillValues, bytes);
-  if (fp8) {
-    values.box_columns = kPrefillValues;  // whole rows: the transposer takes them from there
-    values.swizzle = CU_TENSOR_MAP_SWIZZLE_128B;
-  }
+  if (fp8)
+    values = {.columns = call.v.tokens,
+              .rows = kPrefillValues,
+              .planes = call.heads,
+              .row_stride_bytes = call.v.token_stride,
+              .plane_stride_bytes = call.v.head_stride,
+              .box_columns = kPrefillBlock,
+              .swizzle = CU_TENSOR_MAP_SWIZZLE_128B};
   cudaError_t error = make_map(kernel.dtype, call.q.data, by_head(call.q, call.heads, kPrefillWidth, bytes), maps.q);
   if (error == cudaSuccess)
     error = make_map(kernel.dtype, call.k.data, by_head(call.k, call.heads, kPrefillWidth, bytes), maps.k);
@@ -96,8 +100,18 @@ cudaError_t launch_prefill(const PrefillKernel& kernel, const PrefillCall& call,
   if (const cudaError_t error = make_maps(kernel, call, maps); error != cudaSuccess) return error;
   PrefillCall copy = call;
   void* arguments[] = {&copy, &maps};
-  return cudaLaunchKernel(instance.function, dim3(static_cast<unsigned>(workers)), dim3(prefill::kThreads), arguments,
-                          instance.shared_bytes, stream);
+  // fp8: may start while values are still transposed, and waits for them itself.
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(workers));
+  config.blockDim = dim3(prefill::kThreads);
+  config.dynamicSmemBytes = instance.shared_bytes;
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = kernel.dtype == Dtype::fp8_e4m3 ? 1 : 0;
+  return cudaLaunchKernelExC(&config, instance.function, arguments);
 }
 
 }  // namespace latte::cuda

@@ -11,6 +11,7 @@ namespace latte::cuda {
 cudaError_t prepare_prefill(const PrefillKernel& kernel);
 
 // `workers` thread blocks, one for each of the plan's. For fp8 call.v is what launch_transpose_values() makes, which
+// was queued right before: the kernel overlaps its end. For fp8 call.v is what launch_transpose_values() makes, which
 // was queued right before: the kernel overlaps its end.
 cudaError_t launch_prefill(const PrefillKernel& kernel, const PrefillCall& call, std::int32_t workers,
                            cudaStream_t stream);
