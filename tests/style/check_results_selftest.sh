@@ -6,7 +6,7 @@ table=$(dirname "$0")/../../scripts/results_table
 tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT
 mkdir -p "$tree/bench/results/h200" "$tree/docs/kernels"
-pages='README.md docs/kernels/sm90_swapped.md docs/kernels/sm90_plain.md'
+pages='README.md docs/kernels/sm90_swapped.md docs/kernels/sm90_plain.md docs/kernels/sm90_prefill.md'
 for page in $pages; do
   printf '# x\n\n<!-- h200:begin -->\nold\n<!-- h200:end -->\n\nrest\n' >"$tree/$page"
 done
@@ -15,6 +15,9 @@ cat >"$tree/bench/results/h200/peers.json" <<END
  "rows": [
   {"spec": "64q1s4k", "heads": 16, "flashmla_us": 82.8, "fa3_us": 89.3},
   {"spec": "1q1s64k_63q1s2k", "heads": 128, "flashmla_us": 70.9, "fa3_us": 60.5}
+ ],
+ "prefill": [
+  {"prompts": "8q1k", "heads": 16, "dtype": "bf16", "fa3_us": 120, "cudnn_us": 110}
  ]
 }
 END
@@ -49,6 +52,8 @@ expect 1 'a row without a result' 'no result for 1q1s64k_63q1s2k with 128 heads'
   result 64q1s4k 16 60 '"overlap":"on","working_set":0'
   result 64q1s4k 16 90 '"overlap":"off","working_set":1000000000'
   result 1q1s64k_63q1s2k 128 55
+  printf '{"op":"prefill","backend":"cuda","kernel":"sm90_prefill_bf16","spec":"8q1k","heads":16,"page":0,"kv":"bf16",'
+  printf '"policy":"balanced","time_us":100,"flops":5e10,"machine":"a GPU","commit":"abc"}\n'
 } >>"$results"
 expect 1 'old tables' 'README.md: its table is not that'
 expect 0 'tables written' '' --write
@@ -70,6 +75,11 @@ for page in $pages; do
 done
 grep -qF '| 75.0 | 68.4 | 1.10 | 60.0 | 90.0 | 82.8 FlashMLA |' "$tree/docs/kernels/sm90_swapped.md" || {
   cat "$tree/docs/kernels/sm90_swapped.md"
+  failed=1
+}
+
+grep -qF '| `8q1k` | 16 | bf16 | balanced | 100.0 | 500 | 110.0 cuDNN | 1.10 |' "$tree/docs/kernels/sm90_prefill.md" || {
+  cat "$tree/docs/kernels/sm90_prefill.md"
   failed=1
 }
 

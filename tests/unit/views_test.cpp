@@ -105,6 +105,11 @@ TEST(SupportTable, SaysWhatCudaServes) {
   EXPECT_EQ(cuda("query layouts"), "one tensor, q_nope + q_pe (free strides)");
   EXPECT_EQ(cuda("masks"), "causal, none, visible tokens per query");
   EXPECT_EQ(cuda("planning policies"), "balanced, uniform, batch_invariant");
+  EXPECT_EQ(cuda("prefill: q, k and v dtypes"), "bf16, f16, fp8_e4m3");
+  EXPECT_EQ(cuda("prefill: output dtypes"), "bf16, f16, f32");
+  EXPECT_EQ(cuda("prefill: heads"), "any >= 1");
+  EXPECT_EQ(cuda("prefill: qk/v widths"), "192/128");
+  EXPECT_EQ(cuda("prefill: masks"), "causal, none");
 }
 
 }  // namespace

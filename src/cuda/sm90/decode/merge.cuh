@@ -14,6 +14,17 @@ inline constexpr int kBarrierMerge = 1;  // named barrier of the merging threads
 
 __device__ __forceinline__ void merge_sync() { prim::named_sync<kBarrierMerge, kMergeThreads>(); }
 
+// The same through shared memory's own barrier, for threads that hand values to each other there: compute-sanitizer
+// takes what a named barrier of some of a block's threads separates for a race. Used for nothing else in a launch.
+struct Meeting {
+  prim::Barrier& barrier;
+  std::uint32_t count = 0;
+  __device__ void operator()() {
+    barrier.arrive();
+    barrier.wait(count++ % 2);
+  }
+};
+
 // Weighted sums of kCount vectors of partials, exp(lse - reference) each. Empty = (-inf, 0, 0).
 template <int kCount>
 struct Joined {
@@ -80,11 +91,11 @@ class TileMerge {
   }
 
   // `scratch`: shared memory, a Joined<1> a thread.
-  __device__ void run(std::byte* scratch) {
+  __device__ void run(std::byte* scratch, Meeting& meet) {
     if (pieces_ * kMergeWarps <= piece_.rows)
       join_rows();
     else
-      join_part(reinterpret_cast<Joined<1>*>(scratch));
+      join_part(reinterpret_cast<Joined<1>*>(scratch), meet);
     merge_sync();
     if (thread_ == 0) prim::add_wrapping(arrived_, static_cast<std::uint32_t>(2 * pieces_ - 1));
   }
@@ -113,7 +124,7 @@ class TileMerge {
   }
 
   // Else a slice is so many vectors, a thread each; or several threads, each a run of the vector's partials.
-  __device__ void join_part(Joined<1>* scratch) {
+  __device__ void join_part(Joined<1>* scratch, Meeting& meet) {
     const int total = piece_.rows * kVectors;  // times the most pieces still a 32-bit number
     const int begin = total * mine_ / pieces_, end = total * (mine_ + 1) / pieces_;
     const int longest = (total + pieces_ - 1) / pieces_;  // of the tile's slices: all of them are joined the same way
@@ -128,12 +139,12 @@ class TileMerge {
       join(joined, at / kVectors, at % kVectors, 0, run_begin, run_end);
       for (int half = 1 << log2 >> 1; half > 0; half /= 2) {  // the earlier half of the runs takes the later one
         scratch[thread_] = joined;
-        merge_sync();
+        meet();
         if (run < half) {
           const Joined<1>& more = scratch[thread_ + half * vectors];
           joined.add({more.reference}, {more.sum}, {{more.value[0]}});
         }
-        merge_sync();
+        meet();
       }
       if (run == 0 && v < end) store(joined, v / kVectors, v % kVectors, 0);
     }
@@ -206,10 +217,11 @@ class TileMerge {
 
 // Joins this thread block's slices of all tiles it has a piece of.
 template <class Config, class Columns>
-__device__ void merge_all(const KernelCall& call, const Share& share, std::byte* scratch) {
+__device__ void merge_all(const KernelCall& call, const Share& share, std::byte* scratch, prim::Barrier& met) {
+  Meeting meet{met};
   for (std::int32_t i = share.begin; i < share.end; ++i) {
     const Piece piece = share.piece(i);
-    if (piece.rows > 0 && piece.split()) TileMerge<Config, Columns>(call, piece, share).run(scratch);
+    if (piece.rows > 0 && piece.split()) TileMerge<Config, Columns>(call, piece, share).run(scratch, meet);
   }
 }
 

@@ -58,7 +58,7 @@ struct alignas(1024) Storage {
   RowResult results[kSums][Config::kRows];
   bool any_split;  // whether this thread block has a piece of a split tile
   prim::Barrier kv_full[kStages], kv_empty[kStages], p_full[kStages];
-  prim::Barrier sums_full[kSums], sums_empty[kSums];
+  prim::Barrier sums_full[kSums], sums_empty[kSums], met;
 };
 
 // Fragments of a thread, here as in all of this file: rows 16 warp + lane / 4 and 8 further on; for each 8 columns j,
@@ -412,6 +412,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       s.sums_full[slot].init(kWarpgroup);
       s.sums_empty[slot].init(2 * kWarpgroup);
     }
+    s.met.init(kMergeThreads);
     prim::fence_barrier_init();
   }
   __syncthreads();
@@ -453,7 +454,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       merge_sync();
       announce(call, piece, share);
     }
-    if (s.any_split) merge_all<Config, ColumnsInOrder>(call, share, s.kv[0]);
+    if (s.any_split) merge_all<Config, ColumnsInOrder>(call, share, s.kv[0], s.met);
   }
 }
 

@@ -52,7 +52,7 @@ struct alignas(1024) Storage {
   float exchange[8][kRows];                    // block maxima of the warps; at the end, sums
   std::int32_t bound[kRows];                   // the row sees tokens before this one
   bool any_split;                              // whether this thread block has a piece of a split tile
-  prim::Barrier kv_full[kStages], kv_empty[kStages], sums_full;
+  prim::Barrier kv_full[kStages], kv_empty[kStages], sums_full, met;
 };
 
 // A thread has values of a row from two places 8 columns apart in each of kHalfGroups groups, and stores those of two
@@ -401,6 +401,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       s.kv_empty[stage].init(kConsumers);
     }
     s.sums_full.init(kConsumers);
+    s.met.init(kMergeThreads);
     prim::fence_barrier_init();
   }
   __syncthreads();
@@ -427,7 +428,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       merge_sync();  // the partial is stored, and the tables are free for the next piece
       if (piece.split()) announce(call, piece, share);
     }
-    if (s.any_split) merge_all<Config, PartialColumns<Config>>(call, share, s.kv[0]);
+    if (s.any_split) merge_all<Config, PartialColumns<Config>>(call, share, s.kv[0], s.met);
   }
 }
 

@@ -77,17 +77,17 @@ __device__ void transpose_block(const TransposeCall& call, const Owner& owner, s
   if (tokens <= 0) return;
   const float inverse = 1.0f / prefill::scale_of(call.scale, head);
 
+  const From* from = static_cast<const From*>(call.v.data) +
+                     (std::int64_t{first} + owner.block * kPrefillBlock) * call.v.token_stride +
+                     std::int64_t{head} * call.v.head_stride;
   constexpr int kVectors = kPrefillValues / Vector<From>::kCount;  // of a row
-#pragma unroll
+#pragma unroll 2
   for (int i = static_cast<int>(threadIdx.x); i < kPrefillBlock * kVectors; i += kThreads) {
     const int row = i / kVectors, vector = i % kVectors;
     std::uint32_t words[Vector<From>::kWords] = {};
-    if (row < tokens) {
-      const From* from = static_cast<const From*>(call.v.data) +
-                         (std::int64_t{first} + owner.block * kPrefillBlock + row) * call.v.token_stride +
-                         std::int64_t{head} * call.v.head_stride;
-      Vector<From>::to_fp8(__ldg(reinterpret_cast<const uint4*>(from) + vector), inverse, words);
-    }
+    if (row < tokens)
+      Vector<From>::to_fp8(__ldg(reinterpret_cast<const uint4*>(from + row * call.v.token_stride) + vector), inverse,
+                           words);
 #pragma unroll
     for (int w = 0; w < Vector<From>::kWords; ++w) rows[row][vector * Vector<From>::kWords + w] = words[w];
   }
