@@ -84,7 +84,8 @@ void emit_prefill(const PrefillStep& step, std::int64_t count, const Buffers& ou
   const std::int32_t heads = step.config.heads, kv_block = step.config.kv_block;
   const std::int32_t step_tokens = step.lengths.query_start.back();
   const auto tile_of = [heads](const Piece& piece) {
-    return static_cast<std::size_t>(piece.unit * heads + piece.head);
+    return static_cast<std::size_t>(piece.unit) * static_cast<std::size_t>(heads) +
+           static_cast<std::size_t>(piece.head);
   };
   const auto pieces = step.scratch.pieces.first(static_cast<std::size_t>(count));
 
@@ -121,10 +122,11 @@ void emit_prefill(const PrefillStep& step, std::int64_t count, const Buffers& ou
     const auto kv_end = static_cast<std::int32_t>(
         std::min(static_cast<std::int64_t>(piece.block_end) * kv_block, std::int64_t{unit.kv_extent}));
     const std::int32_t at = out.indptr[static_cast<std::size_t>(piece.worker)]++;
+    const std::size_t partial = static_cast<std::size_t>(out.reduce_indptr[tile]) + static_cast<std::size_t>(of_tile);
     const RowRange rows = out.reduce_final[tile];
     out.records[static_cast<std::size_t>(at)] = {
         .request = unit.request,
-        .partial_row = split ? out.reduce_partial[static_cast<std::size_t>(out.reduce_indptr[tile] + of_tile)] : -1,
+        .partial_row = split ? out.reduce_partial[partial] : -1,
         .row_begin = rows.begin,
         .row_end = rows.end,
         .kv_begin = piece.block_begin * kv_block,
