@@ -25,6 +25,8 @@ struct Speed {
 constexpr Speed kHalfSpeed = {.piece_ns = 3800, .split_ns = 4000, .block_ns = 2050};
 constexpr Speed kFp8Speed = {.piece_ns = 3500, .split_ns = 4000, .block_ns = 1450};
 
+constexpr std::int64_t kMostWorkers = 1 << 16;  // of a plan
+
 // Of the keys and values of the heads that are worked on at a time. Less than L2 has: queries and outputs pass through.
 constexpr std::int64_t kSharedCacheBytes = 32 * 1024 * 1024;
 
@@ -61,6 +63,10 @@ Result<PrefillKernelChoice> choose_prefill(const PrefillProblem& problem, const 
   config.mask = problem.mask;
   config.policy = policy;
   config.limits = limits;
+  // A plain grid has a thread block for every piece, and the device deals them out as they come.
+  if (policy.kind == PolicyKind::uniform && limits.workers == 0)
+    if (const auto sizes = plan_sizes(config); sizes.ok())
+      config.workers = static_cast<std::int32_t>(std::clamp<std::int64_t>(sizes->records, 1, kMostWorkers));
   config.limits.workers = config.workers;
   const Speed& speed = fp8 ? kFp8Speed : kHalfSpeed;
   config.cost = {.piece_ticks = speed.piece_ns,

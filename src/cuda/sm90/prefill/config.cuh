@@ -56,6 +56,22 @@ struct Shape<Fp8> {
 inline constexpr int kGroupColumns = 64;  // of q and k, a box
 inline constexpr int kGroups = kWidth / kGroupColumns;
 
+// One record of the plan, with what follows from it for every row.
+struct Piece {
+  WorkRecord record;
+  std::int32_t head, token;  // of its first row
+  std::int32_t kv_row;       // of its first KV token, in k and v
+  std::int32_t slack;        // how many tokens more than the piece has its first row could see; negative: so many less
+  float scale_log2, value_scale;
+
+  __device__ std::int32_t rows() const { return record.row_end - record.row_begin; }
+  __device__ std::int32_t tokens() const { return record.kv_end - record.kv_begin; }
+  __device__ std::int32_t blocks() const { return (tokens() + kTokens - 1) / kTokens; }
+  __device__ bool split() const { return record.partial_row >= 0; }
+  // How many of the piece's tokens a row sees; not more than there are, maybe less than none.
+  __device__ std::int32_t visible(std::int32_t row) const { return min(tokens(), tokens() + slack + row); }
+};
+
 template <class T>
 struct Storage {
   static constexpr int kRowBytes = kGroupColumns * Shape<T>::kBytes;
@@ -63,6 +79,9 @@ struct Storage {
   static constexpr int kKeyBytes = kGroups * kGroupBytes;
   static constexpr int kValueBytes = kTokens * kValues * Shape<T>::kBytes;
   static constexpr int kStages = Shape<T>::kStages;
+  // The one that is stored, the one that is worked on, and one whose queries are on their way: with queries in
+  // registers their place is free before the results of the piece before are stored.
+  static constexpr int kPieces = 3;
 
   static_assert(Shape<T>::kLoaderRegisters + kConsumers * Shape<T>::kConsumerRegisters <=
                 3 * launch_registers(kThreads));
@@ -70,6 +89,7 @@ struct Storage {
   alignas(1024) std::byte q[kKeyBytes];
   alignas(1024) std::byte k[kStages][kKeyBytes];
   alignas(1024) std::byte v[kStages][kValueBytes];
+  Piece pieces[kPieces];  // come and go with their queries
   prim::Barrier q_full, q_empty, v_landed;
   prim::Barrier k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
 };
@@ -91,23 +111,8 @@ struct Maps {
   CUtensorMap q, k, v;
 };
 
-// One record of the plan.
-struct Piece {
-  WorkRecord record;
-  std::int32_t head, token;  // of its first row
-  std::int32_t kv_row;       // of its first KV token, in k and v
-
-  __device__ std::int32_t rows() const { return record.row_end - record.row_begin; }
-  __device__ std::int32_t tokens() const { return record.kv_end - record.kv_begin; }
-  __device__ std::int32_t blocks() const { return (tokens() + kTokens - 1) / kTokens; }
-  __device__ bool split() const { return record.partial_row >= 0; }
-  // How many of the piece's tokens a row sees; not more than there are, maybe less than none.
-  __device__ std::int32_t visible(const PrefillCall& call, std::int32_t row) const {
-    if (call.mask == Mask::none) return tokens();
-    const std::int32_t behind = __ldg(call.query_start + record.request + 1) - (token + row) - 1;
-    return min(tokens(), tokens() + record.kv_after - behind);
-  }
-};
+// The slack of rows that see everything: more than a piece has rows, and far from overflow.
+inline constexpr std::int32_t kMaskNone = 1 << 16;
 
 struct Share {
   const PrefillCall& call;
@@ -123,20 +128,21 @@ struct Share {
   __device__ Piece piece(std::int32_t index) const {
     // Nothing is promised about alignment but that of words.
     const auto* words = reinterpret_cast<const std::int32_t*>(call.plan.records + index);
-    Piece piece{.record = {load_word(words), load_word(words + 1), load_word(words + 2), load_word(words + 3),
-                           load_word(words + 4), load_word(words + 5), load_word(words + 6), load_word(words + 7)}};
+    Piece piece{.record = {__ldg(words), __ldg(words + 1), __ldg(words + 2), __ldg(words + 3), __ldg(words + 4),
+                           __ldg(words + 5), __ldg(words + 6), __ldg(words + 7)}};
     piece.head = piece.record.row_begin / query_tokens;
     piece.token = piece.record.row_begin - piece.head * query_tokens;
     piece.kv_row = __ldg(call.kv_start + piece.record.request) + piece.record.kv_begin;
     return piece;
   }
-
- private:
-  // Anew each time: the compiler would keep a record in registers over a whole piece.
-  __device__ static std::int32_t load_word(const std::int32_t* word) {
-    std::int32_t value;
-    asm volatile("ld.global.nc.s32 %0, [%1];" : "=r"(value) : "l"(word));
-    return value;
+  // The same with what only consumers need.
+  __device__ Piece whole_piece(std::int32_t index) const {
+    Piece piece = this->piece(index);
+    const std::int32_t behind = __ldg(call.query_start + piece.record.request + 1) - piece.token - 1;
+    piece.slack = call.mask == Mask::none ? kMaskNone : piece.record.kv_after - behind;
+    piece.scale_log2 = call.scale * kLog2E * scale_of(call.q_scale, piece.head) * scale_of(call.k_scale, piece.head);
+    piece.value_scale = scale_of(call.v_scale, piece.head);
+    return piece;
   }
 };
 

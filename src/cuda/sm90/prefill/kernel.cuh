@@ -161,20 +161,19 @@ __device__ __forceinline__ void pack_probabilities(const float (&s)[64],
   }
 }
 
-// What a consumer needs of a piece while it works on it. The rest is read again where it is stored: registers are few.
+// What a consumer needs of a piece while it works on it.
 struct Work {
   std::int32_t visible[2];   // how many of the piece's tokens this thread's rows see
   std::int32_t used, clear;  // blocks before `clear` are seen by all 64 rows, blocks from `used` on by none
   std::int32_t skipped;      // blocks from `used` on
   float scale_log2;
 
-  __device__ Work(const PrefillCall& call, const Piece& piece, const Place& at)
-      : visible{piece.visible(call, at.row(0)), piece.visible(call, at.row(1))} {
+  __device__ Work(const Piece& piece, const Place& at)
+      : visible{piece.visible(at.row(0)), piece.visible(at.row(1))}, scale_log2(piece.scale_log2) {
     const std::int32_t first = at.side * 64, rows = min(piece.rows() - first, 64);
-    clear = uniform(max(piece.visible(call, first), 0) / kTokens);
-    used = uniform(rows <= 0 ? 0 : (max(piece.visible(call, first + rows - 1), 0) + kTokens - 1) / kTokens);
+    clear = uniform(max(piece.visible(first), 0) / kTokens);
+    used = uniform(rows <= 0 ? 0 : (max(piece.visible(first + rows - 1), 0) + kTokens - 1) / kTokens);
     skipped = piece.blocks() - used;
-    scale_log2 = call.scale * kLog2E * scale_of(call.q_scale, piece.head) * scale_of(call.k_scale, piece.head);
   }
 
  private:
@@ -191,35 +190,37 @@ class Consumer {
 
   __device__ void run(const Share& share) {
     if (at_.side == 1) give_turn();  // the first one
-    for (std::int32_t index = share.begin; index < share.end; ++index) {
-      Work work(call_, share.piece(index), at_);
+    for (std::int32_t left = share.end - share.begin; left > 0; --left) {
+      Work work = next_piece();
       pass_over(work);
       if (work.used == 0) {
         clear();
-        finish(share.piece(index));
+        finish(0);
         continue;
       }
       start();
       // The first scores of each further piece run while the results of the one before are stored.
-      for (;;) {
+      for (;; --left) {
         all_but_last_values(work);
-        const int last = stage_.slot();
-        ++stage_.count;
-        bool more = index + 1 < share.end;
-        if (more) {
-          work = Work(call_, share.piece(index + 1), at_);
-          more = work.used > 0 && work.skipped < Shape<T>::kStages;
-        }
         prim::wait_products<0>();
         prim::pin(o_);
-        storage_.v_empty[last].arrive();
-        if (prim::uniform(more) == 0) {
-          finish(share.piece(index));
+        storage_.v_empty[stage_.slot()].arrive();
+        ++stage_.count;
+        if (left == 1) {
+          finish(0);
           break;
         }
+        work = next_piece();
         pass_over(work);
+        if (prim::uniform(work.used > 0) == 0) {
+          finish(1);
+          clear();
+          finish(0);
+          --left;
+          break;
+        }
         start();
-        finish(share.piece(index++));
+        finish(1);
       }
     }
     if (at_.side == 0) take_turn();  // the one that is left
@@ -229,11 +230,19 @@ class Consumer {
   using Stages = Ring<Shape<T>::kStages>;
   static constexpr int kProbabilities = kTokens / Shape<T>::kStep * 4;  // registers
 
-  // Waits for a piece's queries and passes over the blocks that nobody here sees.
-  __device__ void pass_over(const Work& work) {
-    if (work.used + work.skipped == 0) return;
+  // Waits for a piece and its queries.
+  __device__ Work next_piece() {
     storage_.q_full.wait(queries_.full());
     ++queries_.count;
+    return {piece(0), at_};
+  }
+  // The piece at hand, or the one so many before it.
+  __device__ const Piece& piece(std::uint32_t before) const {
+    return storage_.pieces[(queries_.count - 1 - before) % Storage<T>::kPieces];
+  }
+
+  // Passes over the blocks of a piece that nobody here sees.
+  __device__ void pass_over(const Work& work) {
 #pragma unroll 1
     for (std::int32_t i = work.skipped; i > 0; --i) {
       take_turn();
@@ -258,10 +267,11 @@ class Consumer {
     give_turn();
   }
 
-  __device__ void finish(const Piece& piece) {
+  __device__ void finish(std::uint32_t before) {
     const RowResult results[2] = {state_.result(0), state_.result(1)};
-    store_rows(call_, piece, at_, o_, results, scale_of(call_.v_scale, piece.head));
-    if (piece.split()) join_if_last(call_, piece, at_);
+    const Piece of = piece(before);
+    store_rows(call_, of, at_, o_, results);
+    if (of.split()) join_if_last(call_, of, at_);
   }
   __device__ void clear() {
     state_ = {};

@@ -16,7 +16,7 @@ class Loader {
 
   // One warp each, so that none waits for what another one needs.
   __device__ void run_queries(const Share& share) {
-    for_pieces(share, [&](const Piece& piece) { load_queries(piece); });
+    for (std::int32_t index = share.begin; index < share.end; ++index) load_queries(share.whole_piece(index));
   }
   __device__ void run_keys(const Share& share) {
     for_pieces(share, [&](const Piece& piece) {
@@ -39,11 +39,17 @@ class Loader {
     }
   }
 
+  // Every piece comes this way, those without tokens too: consumers read it here and not from the plan, which is far.
   __device__ void load_queries(const Piece& piece) {
     storage_.q_empty.wait(queries_.empty());
     if (lane_ == 0) {
-      storage_.q_full.arrive_expecting(Storage<T>::kKeyBytes);
-      load_groups(maps_.q, storage_.q_full, storage_.q, piece.token, piece.head);
+      storage_.pieces[queries_.count % Storage<T>::kPieces] = piece;
+      if (piece.tokens() > 0) {
+        storage_.q_full.arrive_expecting(Storage<T>::kKeyBytes);
+        load_groups(maps_.q, storage_.q_full, storage_.q, piece.token, piece.head);
+      } else {
+        storage_.q_full.arrive();
+      }
     }
     ++queries_.count;
   }

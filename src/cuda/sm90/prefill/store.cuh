@@ -64,13 +64,13 @@ __device__ __forceinline__ void store_packed(Half* row, const float (&o)[64], in
 }
 
 __device__ __forceinline__ void store_rows(const PrefillCall& call, const Piece& piece, const Place& at,
-                                           const float (&o)[64], const RowResult (&results)[2], float value_scale) {
+                                           const float (&o)[64], const RowResult (&results)[2]) {
   const RowOut out{call, piece};
 #pragma unroll
   for (int which = 0; which < 2; ++which) {
     const int row = at.row(which);
     const bool there = row < piece.rows();
-    const float factor = results[which].inverse * value_scale;
+    const float factor = results[which].inverse * piece.value_scale;
     if (there && at.lane % 4 == 0) out.lse(row, results[which].lse);
     if (piece.split()) {
       if (there) store_pairs(out.partial(row), o, which, factor, at.lane);
