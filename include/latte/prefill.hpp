@@ -117,9 +117,10 @@ class PrefillBuilder {
 // Writes every element of out and lse for rows [0, query_start[B]) and nothing else. On an error nothing is written,
 // unless it is `expand` that fails. One thread at a time per slot; different slots may run at once.
 // On a device every address is a device address, bases and outer strides are multiples of 16 bytes, and the call
-// returns when the work is queued. It can be captured in a graph; with context, chunks and their sizes are then those
-// of the captured step. k and v may be left out when the step brings no new keys. lse is always available, also with
-// context.
+// returns when the work is queued. It can be captured in a graph. A replay runs the step that was built
+// into the slot last, if neither that one nor the captured one has context, and if the captured one had query tokens
+// and rows of k and v; rows behind the captured tensors are dropped. k and v may be left out when the step brings no
+// new keys. lse is always available, also with context.
 Status prefill(const PrefillMetadata& metadata, const PrefillArgs& args);
 
 }  // namespace latte

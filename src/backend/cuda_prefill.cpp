@@ -49,6 +49,13 @@ cuda::PrefillTensor tensor(const ConstTensorView& view, std::int64_t most) {
           .tokens = static_cast<std::int32_t>(std::min(view.shape[0], most))};
 }
 
+// Query tokens that the call's tensors hold.
+std::int32_t output_tokens(const PrefillArgs& args) {
+  std::int64_t tokens = std::min(args.q.shape[0], args.out.shape[0]);
+  if (args.lse.rank != 0) tokens = std::min(tokens, args.lse.shape[0]);
+  return static_cast<std::int32_t>(std::min<std::int64_t>(tokens, INT32_MAX));
+}
+
 cuda::ScaleView scale(const Fp8Scale& given) {
   return {.value = given.value, .ptr = given.ptr, .per_head = given.per_head};
 }
@@ -102,6 +109,7 @@ class CudaPrefillStep final : public PrefillStep {
                                    .lse = static_cast<float*>(args.lse.data),
                                    .lse_token_stride = args.lse.stride[0],
                                    .lse_head_stride = args.lse.stride[1]},
+                           .out_tokens = output_tokens(args),
                            .query_start = words_.on_device(),
                            .kv_start = kv_start(),
                            .meta = words,

@@ -79,6 +79,7 @@ Status check_out_start(const GatherKvArgs& args, Place place) {
   const std::span<const std::int32_t> starts = args.out_start;
   if (starts.empty()) return missing("out_start", "B + 1 entries");
   if (starts.data() == nullptr) return missing("out_start", "a pointer", "null");
+  if (starts.size() == 1 && args.tokens > 0) return invalid("tokens", "0, as there are no requests", text(args.tokens));
   if (place == Place::device) return {};
   if (starts[0] != 0) return invalid("out_start[0]", "0", text(starts[0]));
   for (std::size_t b = 0; b + 1 < starts.size(); ++b) {

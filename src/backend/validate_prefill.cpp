@@ -62,7 +62,8 @@ Status validate_context_lens(std::span<const std::int32_t> lens, std::size_t req
   return {};
 }
 
-// q, k or v. A device's copy engine walks forward only.
+// q, k or v. A device's copy engine walks forward only, less than 2^40 bytes a step.
+constexpr std::int64_t kMostStride = std::int64_t{1} << 38;
 Status check_input(const PlannedPrefill& step, const ConstTensorView& view, const char* field, std::int64_t tokens,
                    std::int64_t width) {
   LATTE_RETURN_IF_ERROR(check_view(view, {.field = field,
@@ -72,8 +73,8 @@ Status check_input(const PlannedPrefill& step, const ConstTensorView& view, cons
                                           .align_bytes = required_alignment(step.place)}));
   if (step.place == Place::host || view.shape[0] == 0) return {};
   for (std::size_t axis = 0; axis < 2; ++axis)
-    if (view.shape[axis] > 1 && view.stride[axis] < width)
-      return invalid(field, "strides of at least a row's " + text(width) + " elements",
+    if (view.shape[axis] > 1 && (view.stride[axis] < width || view.stride[axis] >= kMostStride))
+      return invalid(field, "strides of at least a row's " + text(width) + " elements, below 2^38",
                      "strides " + shape_text({view.stride.data(), 2}));
   return {};
 }

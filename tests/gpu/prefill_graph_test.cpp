@@ -106,6 +106,30 @@ TEST_F(GpuPrefillGraph, FollowsWhatIsBuiltIntoItsSlot) {
   }
 }
 
+// A later step may be larger than the tensors of the captured call.
+TEST_F(GpuPrefillGraph, DropsRowsBehindTheCapturedTensors) {
+  constexpr std::int32_t kRows = 40;
+  for (Dtype dtype : kDtypes) {
+    PrefillCase c = gpu_prefill({{300, 300}}, 3);
+    c.dtype = dtype;
+    const auto step = DevicePrefillStep::make(backend(), c);
+    const std::int32_t starts[] = {0, kRows};
+    const auto small = step->builder.build(0, {.query_start = starts, .kv_start = starts}, stream());
+    ASSERT_TRUE(succeeded(small.status()));
+    PrefillArgs args = step->args(stream());
+    args.q.shape[0] = args.k.shape[0] = args.v.shape[0] = args.out.shape[0] = args.lse.shape[0] = kRows;
+    const Result<Graph> graph = Graph::capture(backend(), stream(), [&] { return prefill(*small, args); });
+    ASSERT_TRUE(succeeded(graph.status()));
+    ASSERT_TRUE(succeeded(step->poison()));
+    ASSERT_TRUE(succeeded(step->builder.build(0, step->batch().lengths(), stream()).status()));
+    ASSERT_TRUE(succeeded(graph->launch(stream())));
+    ASSERT_TRUE(succeeded(backend().synchronize(stream())));
+    ASSERT_TRUE(succeeded(step->device.download_outputs(step->batch())));
+    EXPECT_FALSE(step->batch().guard_damage().has_value());
+    expect_untouched_from(step->batch(), kRows);
+  }
+}
+
 TEST_F(GpuPrefillGraph, HostPlansAreRefusedWhileTheStreamIsCaptured) {
   auto step = DevicePrefillStep::make(backend(), gpu_prefill({{64, 64}}, 2));
   const Result<Graph> graph = Graph::capture(

@@ -45,14 +45,18 @@ __global__ void __launch_bounds__(kThreads) gather_kv_kernel(const __grid_consta
   for (std::int64_t row = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; row < call.tokens;
        row += std::int64_t{gridDim.x} * kWarps) {
     const std::int32_t request = owner(call, static_cast<std::int32_t>(row));
-    const std::int32_t position = call.first_token + static_cast<std::int32_t>(row) - __ldg(call.out_start + request);
+    // Lengths, places in the list and ids are trusted, but nothing outside list and cache is read.
+    const std::int32_t position =
+        max(call.first_token + static_cast<std::int32_t>(row) - __ldg(call.out_start + request), 0);
     const CacheView& kv = call.kv;
     const std::int32_t page = position / kv.page_size;
-    // Ids and places in the list are trusted, but nothing outside the cache is read.
-    const std::int64_t first = kv.indptr ? __ldg(kv.indptr + request) : std::int64_t{request} * kv.row_stride;
-    const std::int64_t most = kv.indptr ? kv.list_pages - 1 : first + kv.list_pages - 1;
-    const std::int64_t listed = min(max(first + page, std::int64_t{0}), max(most, std::int64_t{0}));
-    const std::int64_t id = min(max(std::int64_t{__ldg(kv.pages + listed)}, std::int64_t{0}), kv.page_count - 1);
+    std::int64_t id = 0;
+    if (kv.list_pages > 0) {
+      const std::int64_t listed =
+          kv.indptr ? min(max(std::int64_t{__ldg(kv.indptr + request)} + page, std::int64_t{0}), kv.list_pages - 1)
+                    : std::int64_t{request} * kv.row_stride + min(std::int64_t{page}, kv.list_pages - 1);
+      id = min(max(std::int64_t{__ldg(kv.pages + listed)}, std::int64_t{0}), kv.page_count - 1);
+    }
     const std::byte* token = static_cast<const std::byte*>(kv.data) + id * kv.page_stride_bytes +
                              (position - page * kv.page_size) * kv.token_stride_bytes;
     std::byte* out = static_cast<std::byte*>(call.out) + row * call.out_stride * size;

@@ -3,7 +3,8 @@
 // Probabilities are 2^(x - reference), x = score * scale * log2(e). A row's reference follows its running maximum
 // lazily: it moves, and what was summed so far is rescaled, only when a block exceeds it by more than kSlack. Sums and
 // values then carry a common factor of at most 2^kSlack, which the last division removes; 16-bit probabilities keep
-// their relative precision. Whether a row's reference moves depends on that row alone.
+// their relative precision. Whether a row's reference moves depends on that row alone. Prefill has its own slack for
+// each type (Shape::kLag).
 #pragma once
 
 #include <cstdint>

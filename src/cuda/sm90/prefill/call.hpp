@@ -31,6 +31,7 @@ struct PrefillCall {
   PrefillTensor q, k, v;
   ScaleView q_scale, k_scale, v_scale;
   OutputView out;
+  std::int32_t out_tokens = 0;  // rows of q, out and lse: those of later steps behind them are dropped
   const std::int32_t* query_start = nullptr;
   const std::int32_t* kv_start = nullptr;
   const std::int32_t* meta = nullptr;  // the plan's work_meta_data

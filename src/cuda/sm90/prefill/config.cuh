@@ -2,6 +2,7 @@
 // a thread block.
 #pragma once
 
+#include <cfloat>
 #include <cuda.h>
 #include <cuda_fp8.h>
 
@@ -140,7 +141,9 @@ struct Share {
     Piece piece = this->piece(index);
     const std::int32_t behind = __ldg(call.query_start + piece.record.request + 1) - piece.token - 1;
     piece.slack = call.mask == Mask::none ? kMaskNone : piece.record.kv_after - behind;
-    piece.scale_log2 = call.scale * kLog2E * scale_of(call.q_scale, piece.head) * scale_of(call.k_scale, piece.head);
+    // Not zero, which a scale in device memory may be: masked scores are infinite.
+    piece.scale_log2 =
+        fmaxf(call.scale * kLog2E * scale_of(call.q_scale, piece.head) * scale_of(call.k_scale, piece.head), FLT_MIN);
     piece.value_scale = scale_of(call.v_scale, piece.head);
     return piece;
   }

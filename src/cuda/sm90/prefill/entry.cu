@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cfloat>
 #include <cuda_fp8.h>
 
 #include "cuda/sm90/prefill/config.cuh"
@@ -72,10 +73,11 @@ __device__ void transpose_block(const TransposeCall& call, const Owner& owner, s
   __shared__ std::uint32_t rows[kPrefillBlock][kPrefillValues / 4];
   __shared__ std::uint32_t columns[kPrefillValues][kPitch];
   const std::int32_t first = __ldg(call.kv_start + owner.request);
+  // From the block's first on; what the tensor does not have is zero.
   const std::int32_t tokens =
-      __ldg(call.kv_start + owner.request + 1) - first - owner.block * kPrefillBlock;  // from the block's first on
-  if (tokens <= 0) return;
-  const float inverse = 1.0f / prefill::scale_of(call.scale, head);
+      min(__ldg(call.kv_start + owner.request + 1), call.v.tokens) - first - owner.block * kPrefillBlock;
+  if (__ldg(call.kv_start + owner.request + 1) - first <= owner.block * kPrefillBlock) return;  // no block of a request
+  const float inverse = 1.0f / fmaxf(prefill::scale_of(call.scale, head), FLT_MIN);
 
   const From* from = static_cast<const From*>(call.v.data) +
                      (std::int64_t{first} + owner.block * kPrefillBlock) * call.v.token_stride +
@@ -135,7 +137,7 @@ __global__ void __launch_bounds__(kThreads) convert_rows(const __grid_constant__
     const uint4 raw = __ldg(reinterpret_cast<const uint4*>(from) + i % vectors);
     if constexpr (std::is_same_v<To, prefill::Fp8>) {
       std::uint32_t words[Vector<From>::kWords];
-      Vector<From>::to_fp8(raw, 1.0f / prefill::scale_of(call.scale, head), words);
+      Vector<From>::to_fp8(raw, 1.0f / fmaxf(prefill::scale_of(call.scale, head), FLT_MIN), words);
       static_cast<uint2*>(call.to)[i] = make_uint2(words[0], words[1]);
     } else {
       From values[16];

@@ -6,8 +6,8 @@
 // A consumer keeps the tensor cores busy while it absorbs: the products P V of one block are issued behind the scores
 // of the next, and run while those scores become probabilities.
 //
-//   registers (threads of 3 warpgroups, launched with 168): loader 24, consumers 240:
-//       scores 64, output 64, probabilities 32 (16-bit) or 16 (fp8), bounds, sums and addresses
+//   registers (threads of 3 warpgroups, launched with 168): loaders 32 or 40 (fp8), consumers 232:
+//       scores 64, output 64, probabilities 32 (16-bit) or 16 (fp8), queries 24 (fp8), bounds, sums and addresses
 //   shared memory: Storage, its sizeof is the launch's
 #pragma once
 
@@ -303,16 +303,8 @@ class Consumer {
 
   // The consumers issue the products of a block in turns, so that one's run while the other makes probabilities. A
   // block that is passed over is a turn too.
-  __device__ void take_turn() {
-#ifndef NOTURN
-    prim::named_sync<kConsumers * kWarpgroup>(kBarrierTurn + at_.side);
-#endif
-  }
-  __device__ void give_turn() {
-#ifndef NOTURN
-    prim::named_arrive<kConsumers * kWarpgroup>(kBarrierTurn + 1 - at_.side);
-#endif
-  }
+  __device__ void take_turn() { prim::named_sync<kConsumers * kWarpgroup>(kBarrierTurn + at_.side); }
+  __device__ void give_turn() { prim::named_arrive<kConsumers * kWarpgroup>(kBarrierTurn + 1 - at_.side); }
 
   template <bool kMasked>
   __device__ void next(const Work& work, std::int32_t block) {

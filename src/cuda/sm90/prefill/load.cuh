@@ -42,6 +42,7 @@ class Loader {
   // Every piece comes this way, those without tokens too: consumers read it here and not from the plan, which is far.
   __device__ void load_queries(const Piece& piece) {
     storage_.q_empty.wait(queries_.empty());
+    __syncwarp();  // or a lane might miss a phase
     if (lane_ == 0) {
       storage_.pieces[queries_.count % Storage<T>::kPieces] = piece;
       if (piece.tokens() > 0) {
@@ -57,6 +58,7 @@ class Loader {
   __device__ void load_keys(const Piece& piece, std::int32_t block) {
     const int slot = keys_.slot();
     storage_.k_empty[slot].wait(keys_.empty());
+    __syncwarp();
     if (lane_ == 0) {
       storage_.k_full[slot].arrive_expecting(Storage<T>::kKeyBytes);
       load_groups(maps_.k, storage_.k_full[slot], storage_.k[slot], piece.kv_row + block * kTokens, piece.head);
@@ -91,6 +93,7 @@ class Loader {
       }
       if (tokens < kTokens) {
         landed.wait(tails_++ % 2);
+        __syncwarp();
         clear_rows(storage_.v[slot], tokens);
         full.arrive();
       } else if (lane_ != 0) {

@@ -40,6 +40,11 @@ struct RowOut {
   }
 };
 
+// Rows of a piece that have a place to go to.
+__device__ __forceinline__ std::int32_t stored_rows(const PrefillCall& call, const Piece& piece) {
+  return piece.split() ? piece.rows() : min(piece.rows(), call.out_tokens - piece.token);
+}
+
 // Row values of both kinds as fp32: pairs, as threads hold them.
 __device__ __forceinline__ void store_pairs(float* row, const float (&o)[64], int which, float factor, int lane) {
 #pragma unroll
@@ -69,7 +74,7 @@ __device__ __forceinline__ void store_rows(const PrefillCall& call, const Piece&
 #pragma unroll
   for (int which = 0; which < 2; ++which) {
     const int row = at.row(which);
-    const bool there = row < piece.rows();
+    const bool there = row < stored_rows(call, piece);
     const float factor = results[which].inverse * piece.value_scale;
     if (there && at.lane % 4 == 0) out.lse(row, results[which].lse);
     if (piece.split()) {
@@ -99,7 +104,7 @@ __device__ __forceinline__ void join_rows(const PrefillCall& call, const Piece& 
   Piece whole = piece;
   whole.record.partial_row = -1;
   const RowOut out{call, whole};
-  const int end = min(piece.rows(), at.side * 64 + 64);
+  const int end = min(stored_rows(call, whole), at.side * 64 + 64);
   for (int row = at.side * 64 + at.warp; row < end; row += 4) {
     float reference = minus_infinity();
     for (std::int32_t p = 0; p < pieces; ++p)
