@@ -187,7 +187,8 @@ class StageKeys {
 // panels of a pair.
 class PairUp {
  public:
-  PairUp(const Work& w, const Block& block) : w_(w), block_(block), left_(block.padded() / 2) {}
+  PairUp(const Work& w, const Block& block, bool wanted = true)
+      : w_(w), block_(block), left_(wanted ? block.padded() / 2 : 0) {}
 
   HWY_INLINE void step() {
     if (pair_ >= left_) return;
