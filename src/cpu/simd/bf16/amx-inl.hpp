@@ -95,10 +95,10 @@ struct Amx {
       score_2x1(w, block, t, panel, s, aside);
   }
 
-  static constexpr std::int32_t kCellTurns = 10;  // of prefill at 192/128: score_cell's and accumulate_strip's
-  static constexpr std::int32_t kColumns = 2;  // column panels that accumulate_strip takes
-  static constexpr std::int32_t kNarrow = 192;               // elements of a key
-  static constexpr std::int32_t kTile = kPanel * kPair;      // elements of a tile of p or v
+  static constexpr std::int32_t kCellTurns = 10;         // of prefill at 192/128: score_cell's and accumulate_strip's
+  static constexpr std::int32_t kColumns = 2;            // column panels that accumulate_strip takes
+  static constexpr std::int32_t kNarrow = 192;           // elements of a key
+  static constexpr std::int32_t kTile = kPanel * kPair;  // elements of a tile of p or v
   static constexpr std::int32_t kOutTile = kPanel * kPanel;  // elements of a tile of o
 
   // 32 rows x 32 columns.

@@ -126,7 +126,7 @@ struct Avx512 {
   }
 
   static constexpr std::int32_t kCellTurns = 6;  // of prefill at 192/128: score_cell's and accumulate_strip's
-  static constexpr std::int32_t kColumns = 4;  // column panels that accumulate_strip takes
+  static constexpr std::int32_t kColumns = 4;    // column panels that accumulate_strip takes
   template <class Aside>
   HWY_INLINE static void accumulate_strip(const Work& w, const Block& block, std::int32_t panel, std::int32_t column,
                                           const std::uint16_t* p, const Aside& aside) {

@@ -14,10 +14,10 @@
 HWY_PUSH_ATTRIBUTES(LATTE_BF16_TARGET)
 namespace latte::cpu::HWY_NAMESPACE::bf16 {
 
-inline constexpr std::int32_t kPanel = 16;  // rows or columns a tile
-inline constexpr std::int32_t kPair = 32;   // bf16 values in a tile row, and tokens in a tile of V
+inline constexpr std::int32_t kPanel = 16;          // rows or columns a tile
+inline constexpr std::int32_t kPair = 32;           // bf16 values in a tile row, and tokens in a tile of V
 inline constexpr std::int32_t kStrip = 2 * kPanel;  // rows that one step of the products works on
-inline constexpr std::int32_t kStep = 128;  // tokens staged at a time
+inline constexpr std::int32_t kStep = 128;          // tokens staged at a time
 inline constexpr std::int32_t kRowTile = 128;
 inline constexpr std::int32_t kPrefillRowTile = 256;
 inline constexpr std::int32_t kMaxRows = std::max(kRowTile, kPrefillRowTile);
@@ -46,9 +46,8 @@ struct Scratch {
     // Prefill has scores of one cell and probabilities of one strip at a time (prefill-inl.hpp), decode of all rows.
     const bool decode = shape.values_in_keys;
     for (std::uint16_t*& block : v)
-      block = &block == v + 2 && decode
-                  ? nullptr
-                  : carver.take<std::uint16_t>(round_up(v_width, 2 * kPanel) / kPanel * v_panel);
+      block = &block == v + 2 && decode ? nullptr
+                                        : carver.take<std::uint16_t>(round_up(v_width, 2 * kPanel) / kPanel * v_panel);
     for (std::uint16_t*& block : p)
       block = &block == p + 1 && decode
                   ? p[0]

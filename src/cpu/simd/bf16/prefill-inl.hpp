@@ -8,7 +8,8 @@
 //   cell n               raise, Absorb beside the products of the two other lines
 //   the strip before n's accumulate, some columns with every cell
 //
-//   for every block:  for every strip:  for every cell           StageKeys and PairUp of the next block, a few at a cell
+//   for every block:  for every strip:  for every cell           StageKeys and PairUp of the next block, a few at a
+//   cell
 //
 // A cell may raise references after earlier cells of its strip became probabilities: these few are scaled again, in
 // bf16, where they no longer matter much. The outputs wait until their strip is accumulated (Strips::lag).
@@ -198,8 +199,7 @@ class Strips {
     const std::int32_t panel = now_.panel + i, row = panel * kPanel, first = now_.first(), tokens = now_.tokens();
     const std::int32_t* bound = w_.s.bound + row;
     const PanelState state{w_.s.max_log2 + row, w_.s.sum + row, bound};
-    const VF32 best =
-        panel_maxima(now_.s + i * Cell::kScores, first, tokens, needs_mask(bound, first + tokens), bound);
+    const VF32 best = panel_maxima(now_.s + i * Cell::kScores, first, tokens, needs_mask(bound, first + tokens), bound);
     if (!raise_panel(best, w_.piece.score_scale * kLog2e, state, w_.s.factor + row)) return;
     for (std::int32_t r = row; r < row + kPanel; ++r) {
       w_.s.lag[r] *= w_.s.factor[r];
@@ -231,10 +231,10 @@ class Strips {
   }
 
   Work& w_;
-  Cell now_, ended_;          // the cell scored last; the strip that is being accumulated
-  std::int32_t column_ = 0;   // of it, the next to be
+  Cell now_, ended_;         // the cell scored last; the strip that is being accumulated
+  std::int32_t column_ = 0;  // of it, the next to be
   std::int32_t turn_ = 0, strip_ = 0;
-  bool lags_ = false;         // some lag of the strip of now_ is not 1
+  bool lags_ = false;  // some lag of the strip of now_ is not 1
 };
 
 template <class Math>
@@ -242,7 +242,16 @@ HWY_INLINE void run_prefill_with(const Piece& piece) {
   const std::int32_t begin = piece.record.kv_begin, end = piece.record.kv_end;
   Carver carver(piece.scratch);
   Work w = open_work(piece, carver);
-  pack_query(w);
+  // The first two blocks are fetched beside the queries, all others two blocks before they are used.
+  Prefetch keys(piece.keys, row_bytes(piece.shape.format, piece.shape.width));
+  Prefetch values(piece.values, row_bytes(piece.shape.format, piece.shape.v_width));
+  keys.aim(begin, std::min(begin + 2 * kStep, end));
+  values.aim(begin, std::min(begin + 2 * kStep, end));
+  const std::int32_t first_keys = 4 * keys.share(w.rows), first_values = 4 * values.share(w.rows);
+  pack_query(w, [&] {
+    keys.lines(first_keys);
+    values.lines(first_values);
+  });
   Strips<Math> strips(w);
 
   // Block j is blocks[j % 4]. Keys are in use until the last score of their block, values until its last strip is
@@ -254,8 +263,6 @@ HWY_INLINE void run_prefill_with(const Piece& piece) {
     StageKeys(w, blocks[0], true).finish();
     PairUp(w, blocks[0]).finish();
   }
-  Prefetch keys(piece.keys, row_bytes(piece.shape.format, piece.shape.width));
-  Prefetch values(piece.values, row_bytes(piece.shape.format, piece.shape.v_width));
   const std::int32_t cells = static_cast<std::int32_t>(ceil_div(w.panels, 2)) * (kStep / kPair);
   const std::int32_t turns = cells * Math::kCellTurns;
   const std::int32_t key_lines = 2 * keys.share(turns), value_lines = 2 * values.share(turns);
