@@ -32,7 +32,7 @@ class TokenReader {
         pages_(&kPageZero) {}
 
   const std::byte* at(std::int32_t t) const {
-    const std::int32_t page = t / page_size_;
+    const std::int32_t page = t < page_size_ ? 0 : t / page_size_;
     return data_ + pages_[page] * page_stride_bytes_ + (t - page * page_size_) * token_stride_bytes_;
   }
   // How many tokens from t on, at most `limit`, lie one token stride apart.

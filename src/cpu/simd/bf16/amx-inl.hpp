@@ -15,15 +15,14 @@ template <class Tiles>
 struct Amx {
   static constexpr Probabilities kProbabilities = Probabilities::paired;
 
-  // 32 tokens x 32 rows.
+  // 32 tokens x 32 rows, to s and to s + s_panel.
   template <class Aside>
-  HWY_INLINE static void score_2x2(const Work& w, const Block& block, std::int32_t t, std::int32_t panel,
-                                   const Aside& aside) {
+  HWY_INLINE static void score_2x2(const Work& w, const Block& block, std::int32_t t, std::int32_t panel, float* s,
+                                   std::int64_t s_panel, const Aside& aside) {
     const std::int64_t q_panel = static_cast<std::int64_t>(w.width) * kPanel;
     const auto [k0, stride0] = block.keys[t / kPanel];
     const auto [k1, stride1] = block.keys[t / kPanel + 1];
     const std::uint16_t* q = w.s.q + panel * q_panel;
-    float* s = block.s + (static_cast<std::int64_t>(panel) * kStep + t) * kPanel;
     Tiles::template zero<0>();
     Tiles::template zero<1>();
     Tiles::template zero<2>();
@@ -40,19 +39,18 @@ struct Amx {
       aside();
     }
     Tiles::template store<0>(s);
-    Tiles::template store<1>(s + kStep * kPanel);
+    Tiles::template store<1>(s + s_panel);
     Tiles::template store<2>(s + kPanel * kPanel);
-    Tiles::template store<3>(s + (kStep + kPanel) * kPanel);
+    Tiles::template store<3>(s + s_panel + kPanel * kPanel);
   }
 
   // 32 tokens x 16 rows, for the last panel of an odd number.
   template <class Aside>
-  HWY_INLINE static void score_2x1(const Work& w, const Block& block, std::int32_t t, std::int32_t panel,
+  HWY_INLINE static void score_2x1(const Work& w, const Block& block, std::int32_t t, std::int32_t panel, float* s,
                                    const Aside& aside) {
     const auto [k0, stride0] = block.keys[t / kPanel];
     const auto [k1, stride1] = block.keys[t / kPanel + 1];
     const std::uint16_t* q = w.s.q + static_cast<std::int64_t>(panel) * w.width * kPanel;
-    float* s = block.s + (static_cast<std::int64_t>(panel) * kStep + t) * kPanel;
     Tiles::template zero<0>();
     Tiles::template zero<1>();
     for (std::int32_t c = 0; c < w.width; c += kPair) {
@@ -82,24 +80,33 @@ struct Amx {
       for (std::int32_t t = 0; t < block.tokens; t += 2 * kPanel)
         for (std::int32_t panel = group; panel < std::min(group + rows, w.panels); panel += 2) {
           if (t >= block.extent[panel / 2]) continue;
-          if (panel + 2 <= w.panels)
-            score_2x2(w, block, t, panel, aside);
-          else
-            score_2x1(w, block, t, panel, aside);
+          float* s = block.s + (static_cast<std::int64_t>(panel) * kStep + t) * kPanel;
+          score_cell(w, block, t, panel, s, kStep * kPanel, aside);
         }
   }
 
-  static constexpr std::int32_t kNarrow = 192;               // elements of a key
-  static constexpr std::int32_t kTile = kPanel * kPair;      // elements of a tile of p or v
+  // Two panels, or the last one.
+  template <class Aside>
+  HWY_INLINE static void score_cell(const Work& w, const Block& block, std::int32_t t, std::int32_t panel, float* s,
+                                    std::int64_t s_panel, const Aside& aside) {
+    if (panel + 2 <= w.panels)
+      score_2x2(w, block, t, panel, s, s_panel, aside);
+    else
+      score_2x1(w, block, t, panel, s, aside);
+  }
+
+  static constexpr std::int32_t kCellTurns = 10;         // of prefill at 192/128: score_cell's and accumulate_strip's
+  static constexpr std::int32_t kColumns = 2;            // column panels that accumulate_strip takes
+  static constexpr std::int32_t kNarrow = 192;           // elements of a key
+  static constexpr std::int32_t kTile = kPanel * kPair;  // elements of a tile of p or v
   static constexpr std::int32_t kOutTile = kPanel * kPanel;  // elements of a tile of o
 
   // 32 rows x 32 columns.
   template <class Aside>
   HWY_INLINE static void accumulate_2x2(const Work& w, const Block& block, std::int32_t panel, std::int32_t column,
-                                        const Aside& aside) {
+                                        const std::uint16_t* p, const Aside& aside) {
     const std::int64_t p_panel = static_cast<std::int64_t>(kPanel) * kStep, o_panel = w.o_panel(1, 0);
     const std::uint16_t* v = block.v + column * w.s.v_panel;
-    const std::uint16_t* p = block.p + panel * p_panel;
     float* o = w.s.o + w.o_panel(panel, column);
     Tiles::template load<0>(o, 64);
     Tiles::template load<1>(o + kOutTile, 64);
@@ -126,9 +133,8 @@ struct Amx {
   // 16 rows x 32 columns, for the last panel of an odd number. Column panels come in pairs, not always in fours.
   template <class Aside>
   HWY_INLINE static void accumulate_1x2(const Work& w, const Block& block, std::int32_t panel, std::int32_t column,
-                                        const Aside& aside) {
+                                        const std::uint16_t* p, const Aside& aside) {
     const std::uint16_t* v = block.v + column * w.s.v_panel;
-    const std::uint16_t* p = block.p + static_cast<std::int64_t>(panel) * kPanel * kStep;
     float* o = w.s.o + w.o_panel(panel, column);
     Tiles::template load<0>(o, 64);
     Tiles::template load<1>(o + kOutTile, 64);
@@ -145,16 +151,27 @@ struct Amx {
     Tiles::template store<1>(o + kOutTile);
   }
 
+  // Two panels, or the last one, and two column panels.
+  template <class Aside>
+  HWY_INLINE static void accumulate_strip(const Work& w, const Block& block, std::int32_t panel, std::int32_t column,
+                                          const std::uint16_t* p, const Aside& aside) {
+    if (panel + 2 <= w.panels)
+      accumulate_2x2(w, block, panel, column, p, aside);
+    else
+      accumulate_1x2(w, block, panel, column, p, aside);
+  }
+
   // Rows in groups of 64, so that a group's probabilities and two column panels of V stay in L1 together.
   template <class Aside>
   HWY_INLINE static void accumulate(const Work& w, const Block& block, const Aside& aside) {
     constexpr std::int32_t kGroup = 4;
     for (std::int32_t group = 0; group < w.panels; group += kGroup) {
-      const std::int32_t end = std::min(group + kGroup, w.panels), paired = end / 2 * 2;
+      const std::int32_t end = std::min(group + kGroup, w.panels);
       for (std::int32_t column = 0; column < w.column_panels; column += 2) {
-        for (std::int32_t panel = group; panel < paired; panel += 2)
-          if (block.extent[panel / 2] > 0) accumulate_2x2(w, block, panel, column, aside);
-        if (paired < end && block.extent[paired / 2] > 0) accumulate_1x2(w, block, paired, column, aside);
+        for (std::int32_t panel = group; panel < end; panel += 2)
+          if (block.extent[panel / 2] > 0)
+            accumulate_strip(w, block, panel, column, block.p + static_cast<std::int64_t>(panel) * kPanel * kStep,
+                             aside);
       }
     }
   }

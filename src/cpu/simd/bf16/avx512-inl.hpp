@@ -24,12 +24,12 @@ struct Avx512 {
   static constexpr std::int32_t kBlock = 8;
 
   template <std::int32_t panels>
-  HWY_INLINE static void score_block(const Work& w, const Block& block, std::int32_t t, std::int32_t panel) {
+  HWY_INLINE static void score_block(const Work& w, const Block& block, std::int32_t t, std::int32_t panel, float* s,
+                                     std::int64_t s_panel) {
     const KeyTile& tile = block.keys[t / kPanel];
     const std::uint16_t* k = tile.data + t % kPanel * tile.stride;
     const std::uint16_t* q = w.s.q + static_cast<std::int64_t>(panel) * w.width * kPanel;
     const std::int64_t q_panel = static_cast<std::int64_t>(w.width) * kPanel;
-    float* s = block.s + (static_cast<std::int64_t>(panel) * kStep + t) * kPanel;
     __m512 acc[kBlock][panels];
     for (auto& token : acc)
       for (__m512& a : token) a = _mm512_setzero_ps();
@@ -43,7 +43,7 @@ struct Avx512 {
       }
     }
     for (std::int32_t i = 0; i < kBlock; ++i)
-      for (std::int32_t p = 0; p < panels; ++p) _mm512_storeu_ps(s + (p * kStep + i) * kPanel, acc[i][p]);
+      for (std::int32_t p = 0; p < panels; ++p) _mm512_storeu_ps(s + p * s_panel + i * kPanel, acc[i][p]);
   }
 
   static std::int32_t score_turns(const Work& w) {
@@ -56,19 +56,33 @@ struct Avx512 {
     for (std::int32_t t = 0; t < block.tokens; t += kBlock)
       for (std::int32_t panel = 0; panel < w.panels; panel += 2) {
         if (t >= block.extent[panel / 2]) continue;
+        float* s = block.s + (static_cast<std::int64_t>(panel) * kStep + t) * kPanel;
         if (panel + 2 <= w.panels)
-          score_block<2>(w, block, t, panel);
+          score_block<2>(w, block, t, panel, s, kStep * kPanel);
         else
-          score_block<1>(w, block, t, panel);
+          score_block<1>(w, block, t, panel, s, kStep * kPanel);
         aside();
       }
   }
 
+  // 32 tokens of two panels, or of the last one, to s and to s + s_panel.
+  template <class Aside>
+  HWY_INLINE static void score_cell(const Work& w, const Block& block, std::int32_t t, std::int32_t panel, float* s,
+                                    std::int64_t s_panel, const Aside& aside) {
+    for (std::int32_t end = t + kPair; t < end; t += kBlock, s += kBlock * kPanel) {
+      if (panel + 2 <= w.panels)
+        score_block<2>(w, block, t, panel, s, s_panel);
+      else
+        score_block<1>(w, block, t, panel, s, s_panel);
+      aside();
+    }
+  }
+
   template <std::int32_t rows, std::int32_t columns>
-  HWY_INLINE static void accumulate_block(const Work& w, const Block& block, std::int32_t row, std::int32_t column) {
+  HWY_INLINE static void accumulate_block(const Work& w, const Block& block, std::int32_t row, std::int32_t column,
+                                          const std::uint16_t* p) {
     const std::int32_t panel = row / kPanel;
     float* o = w.s.o + w.o_panel(panel, column) + row % kPanel * kPanel;
-    const std::uint16_t* p = block.p + static_cast<std::int64_t>(panel) * kPanel * kStep + row % kPanel * kPair;
     const std::uint16_t* v = block.v + column * w.s.v_panel;
     __m512 acc[rows][columns];
     for (std::int32_t r = 0; r < rows; ++r)
@@ -91,21 +105,35 @@ struct Avx512 {
 
   // Fewer rows than a block get wider blocks, so that there are accumulators enough to hide the latency.
   template <std::int32_t rows>
-  HWY_INLINE static void accumulate_rows(const Work& w, const Block& block, std::int32_t row, std::int32_t left) {
+  HWY_INLINE static void accumulate_rows(const Work& w, const Block& block, std::int32_t row, std::int32_t left,
+                                         std::int32_t column, std::int32_t end, const std::uint16_t* p) {
     if constexpr (rows > 0) {
-      if (left < rows) return accumulate_rows<rows - 1>(w, block, row, left);
+      if (left < rows) return accumulate_rows<rows - 1>(w, block, row, left, column, end, p);
       constexpr std::int32_t columns = rows > 3 ? 2 : 4;
-      std::int32_t column = 0;
-      for (; column + columns <= w.column_panels; column += columns)
-        accumulate_block<rows, columns>(w, block, row, column);
-      for (; column < w.column_panels; ++column) accumulate_block<rows, 1>(w, block, row, column);
+      for (; column + columns <= end; column += columns) accumulate_block<rows, columns>(w, block, row, column, p);
+      for (; column < end; ++column) accumulate_block<rows, 1>(w, block, row, column, p);
     }
   }
 
   template <class Aside>
   HWY_INLINE static void accumulate(const Work& w, const Block& block, const Aside& aside) {
     for (std::int32_t row = 0; row < w.rows; row += kBlock) {
-      accumulate_rows<kBlock>(w, block, row, w.rows - row);
+      const std::int64_t panel = row / kPanel;
+      accumulate_rows<kBlock>(w, block, row, w.rows - row, 0, w.column_panels,
+                              block.p + panel * kPanel * kStep + row % kPanel * kPair);
+      aside();
+    }
+  }
+
+  static constexpr std::int32_t kCellTurns = 6;  // of prefill at 192/128: score_cell's and accumulate_strip's
+  static constexpr std::int32_t kColumns = 4;    // column panels that accumulate_strip takes
+  template <class Aside>
+  HWY_INLINE static void accumulate_strip(const Work& w, const Block& block, std::int32_t panel, std::int32_t column,
+                                          const std::uint16_t* p, const Aside& aside) {
+    const std::int32_t end = std::min(column + kColumns, w.column_panels);
+    for (std::int32_t row = panel * kPanel; row < std::min((panel + 2) * kPanel, w.rows); row += kBlock) {
+      accumulate_rows<kBlock>(w, block, row, w.rows - row, column, end,
+                              p + (row / kPanel - panel) * kPanel * kStep + row % kPanel * kPair);
       aside();
     }
   }

@@ -14,9 +14,10 @@
 HWY_PUSH_ATTRIBUTES(LATTE_BF16_TARGET)
 namespace latte::cpu::HWY_NAMESPACE::bf16 {
 
-inline constexpr std::int32_t kPanel = 16;  // rows or columns a tile
-inline constexpr std::int32_t kPair = 32;   // bf16 values in a tile row, and tokens in a tile of V
-inline constexpr std::int32_t kStep = 128;  // tokens staged at a time
+inline constexpr std::int32_t kPanel = 16;          // rows or columns a tile
+inline constexpr std::int32_t kPair = 32;           // bf16 values in a tile row, and tokens in a tile of V
+inline constexpr std::int32_t kStrip = 2 * kPanel;  // rows that one step of the products works on
+inline constexpr std::int32_t kStep = 128;          // tokens staged at a time
 inline constexpr std::int32_t kRowTile = 128;
 inline constexpr std::int32_t kPrefillRowTile = 256;
 inline constexpr std::int32_t kMaxRows = std::max(kRowTile, kPrefillRowTile);
@@ -29,10 +30,10 @@ HWY_INLINE std::int32_t key_width(const Shape& shape) {
 }
 
 struct Scratch {
-  std::uint16_t *q, *k[2], *v[2], *p[2];
+  std::uint16_t *q, *k[2], *v[3], *p[2];
   std::uint32_t* pairs;  // P^T of one panel, two tokens a word, before it is turned into tiles
   float *s[2], *o, *total_o, *row;
-  float *max_log2, *sum, *total_sum, *factor, *best[2];
+  float *max_log2, *sum, *total_sum, *factor, *best[2], *lag;
   std::int32_t* bound;
   std::int64_t v_panel;  // elements between column panels: one cache line more than they need, to spread over sets
 
@@ -42,14 +43,17 @@ struct Scratch {
     v_panel = kStep * kPanel + 32;
     q = carver.take<std::uint16_t>(padded * width);
     for (std::uint16_t*& block : k) block = carver.take<std::uint16_t>(kStep * static_cast<std::int64_t>(width));
+    // Prefill has scores of one cell and probabilities of one strip at a time (prefill-inl.hpp), decode of all rows.
+    const bool decode = shape.values_in_keys;
     for (std::uint16_t*& block : v)
-      block = carver.take<std::uint16_t>(round_up(v_width, 2 * kPanel) / kPanel * v_panel);
+      block = &block == v + 2 && decode ? nullptr
+                                        : carver.take<std::uint16_t>(round_up(v_width, 2 * kPanel) / kPanel * v_panel);
     for (std::uint16_t*& block : p)
-      block = &block == p || !shape.values_in_keys
-                  ? carver.take<std::uint16_t>(std::max<std::int64_t>(padded, 4 * kPanel) * kStep)
-                  : p[0];
+      block = &block == p + 1 && decode
+                  ? p[0]
+                  : carver.take<std::uint16_t>((decode ? std::max<std::int64_t>(padded, 4 * kPanel) : kStrip) * kStep);
     pairs = carver.take<std::uint32_t>(kStep / 2 * kPanel);
-    for (float*& block : s) block = carver.take<float>(padded * kStep);
+    for (float*& block : s) block = carver.take<float>(decode ? padded * kStep : kStrip * kPair);
     o = carver.take<float>(padded * round_up(v_width, 2 * kPanel));
     total_o = carver.take<float>(padded * round_up(v_width, 2 * kPanel));
     row = carver.take<float>(std::max(width, 2 * kPair) + v_width);
@@ -58,6 +62,7 @@ struct Scratch {
     total_sum = carver.take<float>(padded);
     factor = carver.take<float>(padded);
     for (float*& block : best) block = carver.take<float>(padded);
+    lag = carver.take<float>(padded);
     bound = carver.take<std::int32_t>(padded);
   }
 };

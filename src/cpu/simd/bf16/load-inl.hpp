@@ -87,9 +87,14 @@ HWY_INLINE void ds_mla_to_bf16(const std::byte* token, float* row, std::uint16_t
 }
 
 // q[panel][width / 2][16 rows][2]: the rows' value pairs, transposed. Rows past the end are zero and see everything.
-HWY_INLINE void pack_query(Work& w) {
+// `aside` is called once a row.
+template <class Aside>
+HWY_INLINE void pack_query(Work& w, const Aside& aside) {
   const QueryView& q = w.piece.q;
   const auto element = static_cast<std::int64_t>(dtype_bytes(q.dtype));
+  const auto nope_of = [&](std::int32_t r) {
+    return q.nope + (w.piece.token(r) * q.nope_token_stride + w.piece.head(r) * q.nope_head_stride) * element;
+  };
   std::uint16_t* rows = w.s.k[0];  // not in use yet: 16 rows side by side
   for (std::int32_t panel = 0; panel < w.panels; ++panel) {
     for (std::int32_t i = 0; i < kPanel; ++i) {
@@ -100,8 +105,13 @@ HWY_INLINE void pack_query(Work& w) {
       w.s.max_log2[r] = kNegInf;
       w.s.sum[r] = 0;
       if (r >= w.rows) continue;
+      aside();
+      // Rows may be pages apart, where the processor does not look ahead by itself.
+      if (r + kPanel < w.rows)
+        for (std::int64_t line = 0; line < q.nope_width * element; line += 64)
+          _mm_prefetch(reinterpret_cast<const char*>(nope_of(r + kPanel) + line), _MM_HINT_T0);
       const std::int64_t token = w.piece.token(r), head = w.piece.head(r);
-      const std::byte* nope = q.nope + (token * q.nope_token_stride + head * q.nope_head_stride) * element;
+      const std::byte* nope = nope_of(r);
       copy_bf16(nope, q.dtype, q.nope_width, dst);
       copy_bf16(q.rope + (token * q.rope_token_stride + head * q.rope_head_stride) * element, q.dtype, q.rope_width,
                 dst + q.nope_width);
@@ -187,7 +197,8 @@ class StageKeys {
 // panels of a pair.
 class PairUp {
  public:
-  PairUp(const Work& w, const Block& block) : w_(w), block_(block), left_(block.padded() / 2) {}
+  PairUp(const Work& w, const Block& block, bool wanted = true)
+      : w_(w), block_(block), left_(wanted ? block.padded() / 2 : 0) {}
 
   HWY_INLINE void step() {
     if (pair_ >= left_) return;
@@ -218,7 +229,7 @@ class PairUp {
     std::int32_t width;
 
     HWY_INLINE __m512i columns(std::int32_t column) const {
-      const std::byte* src = data + column * static_cast<std::int32_t>(dtype_bytes(dtype));
+      const std::byte* src = data + (dtype == Dtype::bf16 ? 2 * column : column);
       const std::int32_t left = width - column;
       if (left <= 0) return _mm512_setzero_si512();
       if (dtype == Dtype::bf16) return left >= 32 ? _mm512_loadu_si512(src) : _mm512_zextsi256_si512(load_256(src));

@@ -1,21 +1,25 @@
 // Prefill with the parts of the bf16 kernels (kernel-inl.hpp): the same layouts and products, in another order.
 //
-// Rows of 192/128 have a third of decode's products to a score, so that softmax is nearly as much work as they are. It
-// has to run beside both products, not only beside the scores. Values are therefore added one block later, when a
-// block's softmax is spread over the scores of the next block and the values of the one before:
+// Rows of 192/128 have a third of decode's products to a score, so scores that travel to L2 and back cost more than
+// their products. Here they never leave L1. Work goes by cells of 32 rows x 32 tokens; the cells of 32 rows and a
+// block of tokens are a strip. Softmax is nearly as much work as the products, so it has to run beside both of them:
 //
-//   scores(j + 1)      with  Absorb(j), PairUp(j)
-//   accumulate(j - 1)  with  the rest of Absorb(j), Maxima(j + 1), StageKeys(j + 2)
+//   cell n + 1           score, Maxima
+//   cell n               raise, Absorb beside the products of the two other lines
+//   the strip before n's accumulate, some columns with every cell
 //
-// References that block j raises count for its probabilities at once, but the outputs still wait for block j - 1, whose
-// probabilities are relative to the old ones: outputs are rescaled after that.
+//   for every block:  for every strip:  for every cell           StageKeys and PairUp of the next block, a few at a
+//   cell
+//
+// A cell may raise references after earlier cells of its strip became probabilities: these few are scaled again, in
+// bf16, where they no longer matter much. The outputs wait until their strip is accumulated (Strips::lag).
 //
 // Keys are always staged: where they lie they are a stride of all heads apart, which puts the rows of a tile into one
 // or two sets of L1, and they are read once for every 32 rows. V is paired up from where it lies. Both are fetched into
 // L2 one block before they are read, not earlier: strides of 4 KB and more leave them few sets of L2.
 //
-// Budget for 256 rows and 128 tokens a step at 192/128: q 98 KB, s 2 x 131, p 2 x 66, k 2 x 49, v 2 x 33, o 131
-// = 787 KB of 1 MB of L2.
+// Budget for 256 rows and 128 tokens a step at 192/128. L1: s 2 x 4 KB, p 2 x 8, q of a strip 12, a cell's keys 12.
+// L2: q 98, k 2 x 49, v 3 x 33, o 131 = 427 KB.
 #pragma once
 
 #include "cpu/simd/bf16/softmax-inl.hpp"
@@ -38,73 +42,261 @@ class Pace {
   std::int64_t owed_ = 0;
 };
 
+// 32 tokens of the one or two panels of a strip.
+struct Cell {
+  Block* block = nullptr;
+  std::int32_t panel = 0, panels = 0, t = 0;
+  float* s = nullptr;          // s[panel][32 tokens][16]
+  std::uint16_t* p = nullptr;  // of the strip: p[panel][step / 32][16][32]
+
+  static constexpr std::int64_t kScores = kPair * kPanel;         // of a panel
+  static constexpr std::int64_t kProbabilities = kStep * kPanel;  // of a panel
+
+  std::int32_t first() const { return block->first + t; }
+  std::int32_t tokens() const { return std::min(kPair, block->tokens - t); }
+  bool opens_strip() const { return t == 0; }
+  bool ends_strip() const { return t + kPair >= block->extent[panel / 2]; }
+};
+
+// S^T -> P of a cell. A slice is four tokens of a panel, or the transposition of its tile.
+class AbsorbCell {
+ public:
+  AbsorbCell(Work& w, const Cell& cell) : w_(w), cell_(cell), scale_(w.piece.score_scale * kLog2e) {
+    left_ = slices(cell);
+    if (left_ > 0) open_panel();
+  }
+
+  static std::int32_t slices(const Cell& cell) { return cell.panels * (kPair / 4 + 1); }
+
+  HWY_INLINE void step() {
+    if (left_ == 0) return;
+    --left_;
+    if (t_ == kPair) {
+      auto* tile = reinterpret_cast<std::uint32_t*>(cell_.p + panel_ * Cell::kProbabilities + cell_.t * kPanel);
+      transpose_16x16(w_.s.pairs, kPanel, tile, kPanel);
+      ++panel_;
+      if (left_ > 0) open_panel();
+      return;
+    }
+    if (masked_)
+      four_tokens<true>();
+    else
+      four_tokens<false>();
+    t_ += 4;
+  }
+  HWY_INLINE void finish() {
+    while (left_ > 0) step();
+  }
+
+ private:
+  HWY_INLINE void open_panel() {
+    const std::int32_t row = (cell_.panel + panel_) * kPanel;
+    t_ = 0;
+    scores_ = cell_.s + panel_ * Cell::kScores;
+    sum_ = w_.s.sum + row;
+    _mm512_store_ps(reference_, finite_reference({w_.s.max_log2 + row, sum_, w_.s.bound + row}).raw);
+    // How many tokens of the cell a row sees.
+    const __m512i end = _mm512_min_epi32(_mm512_loadu_si512(w_.s.bound + row),
+                                         _mm512_set1_epi32(cell_.block->first + cell_.block->tokens));
+    const __m512i bound = _mm512_sub_epi32(end, _mm512_set1_epi32(cell_.first()));
+    _mm512_store_si512(bound_, bound);
+    masked_ = _mm512_cmplt_epi32_mask(bound, _mm512_set1_epi32(kPair)) != 0;
+  }
+
+  template <bool masked>
+  HWY_INLINE __m512 probability(std::int32_t t, __m512 scale, __m512 reference) const {
+    const __m512 p = exp2_short(_mm512_fmsub_ps(_mm512_loadu_ps(scores_ + t * kPanel), scale, reference));
+    if constexpr (!masked) return p;
+    return _mm512_maskz_mov_ps(_mm512_cmpgt_epi32_mask(_mm512_load_si512(bound_), _mm512_set1_epi32(t)), p);
+  }
+
+  template <bool masked>
+  HWY_INLINE void four_tokens() {
+    const __m512 scale = _mm512_set1_ps(scale_), reference = _mm512_load_ps(reference_);
+    const __m512 p0 = probability<masked>(t_, scale, reference), p1 = probability<masked>(t_ + 1, scale, reference);
+    const __m512 p2 = probability<masked>(t_ + 2, scale, reference), p3 = probability<masked>(t_ + 3, scale, reference);
+    std::uint32_t* words = w_.s.pairs + t_ / 2 * kPanel;
+    _mm512_storeu_si512(words, pair_bf16(p0, p1));
+    _mm512_storeu_si512(words + kPanel, pair_bf16(p2, p3));
+    const __m512 sum = _mm512_add_ps(_mm512_add_ps(p0, p1), _mm512_add_ps(p2, p3));
+    _mm512_storeu_ps(sum_, _mm512_add_ps(_mm512_loadu_ps(sum_), sum));
+  }
+
+  Work& w_;
+  const Cell& cell_;
+  const float scale_;
+  std::int32_t left_, panel_ = 0, t_ = 0;
+  bool masked_ = false;
+  const float* scores_ = nullptr;
+  float* sum_ = nullptr;
+  alignas(64) float reference_[kPanel];
+  alignas(64) std::int32_t bound_[kPanel];
+};
+
+// The pipeline of cells of one piece.
+template <class Math>
+class Strips {
+ public:
+  explicit Strips(Work& w) : w_(w) { std::fill(w.s.lag, w.s.lag + w.panels * kPanel, 1.0f); }
+
+  // Scores a cell beside the rest of the one before. `aside` is called at every turn of the products.
+  template <class Aside>
+  HWY_INLINE void score(Block& block, std::int32_t panel, std::int32_t t, const Aside& aside) {
+    if (t == 0) strip_ ^= 1;
+    turn_ ^= 1;
+    const Cell next{.block = &block,
+                    .panel = panel,
+                    .panels = std::min(2, w_.panels - panel),
+                    .t = t,
+                    .s = w_.s.s[turn_],
+                    .p = w_.s.p[strip_]};
+    advance(&next, aside);
+    now_ = next;
+    for (std::int32_t i = 0; i < next.panels; ++i) raise_cell(i);
+  }
+
+  // Everything scored is in the outputs.
+  void drain() {
+    if (now_.block != nullptr) advance(nullptr, [] {});
+    accumulate(w_.column_panels, [] {});
+    now_ = {}, ended_ = {};
+  }
+
+ private:
+  template <class Aside>
+  HWY_INLINE void advance(const Cell* next, const Aside& aside) {
+    AbsorbCell absorb(w_, now_);
+    // Columns of the strip before that are due by the end of this cell.
+    std::int32_t due = 0;
+    if (now_.block != nullptr)
+      due = w_.column_panels * (now_.t / kPair + 1) / (now_.block->extent[now_.panel / 2] / kPair);
+    Pace pace(AbsorbCell::slices(now_), kTurns);
+    const auto beside = [&] {
+      pace.turn(absorb);
+      aside();
+    };
+    if (next != nullptr) Math::score_cell(w_, *next->block, next->t, next->panel, next->s, Cell::kScores, beside);
+    accumulate(due, beside);
+    absorb.finish();
+    if (now_.block == nullptr || !now_.ends_strip()) return;
+    accumulate(w_.column_panels, [] {});
+    ended_ = now_, column_ = 0;
+    rescale_strip();
+  }
+
+  // Turns of the products of a cell, about.
+  static constexpr std::int32_t kTurns = Math::kCellTurns;
+
+  template <class Aside>
+  HWY_INLINE void accumulate(std::int32_t due, const Aside& aside) {
+    if (ended_.block == nullptr) return;
+    for (; column_ < due; column_ += Math::kColumns)
+      Math::accumulate_strip(w_, *ended_.block, ended_.panel, column_, ended_.p, aside);
+  }
+
+  // References of a panel of the cell just scored.
+  HWY_INLINE void raise_cell(std::int32_t i) {
+    const std::int32_t panel = now_.panel + i, row = panel * kPanel, first = now_.first(), tokens = now_.tokens();
+    const std::int32_t* bound = w_.s.bound + row;
+    const PanelState state{w_.s.max_log2 + row, w_.s.sum + row, bound};
+    const VF32 best = panel_maxima(now_.s + i * Cell::kScores, first, tokens, needs_mask(bound, first + tokens), bound);
+    if (!raise_panel(best, w_.piece.score_scale * kLog2e, state, w_.s.factor + row)) return;
+    for (std::int32_t r = row; r < row + kPanel; ++r) {
+      w_.s.lag[r] *= w_.s.factor[r];
+      if (w_.folded) w_.s.total_sum[r] *= w_.s.factor[r];
+    }
+    lags_ = true;
+    // Probabilities of this strip's earlier cells.
+    std::uint16_t* p = now_.p + i * Cell::kProbabilities;
+    for (std::int32_t t = 0; t < now_.t; t += kPair)
+      for (std::int32_t r = 0; r < kPanel; ++r, p += kPair) {
+        const __m512 factor = _mm512_set1_ps(w_.s.factor[row + r]);
+        const __m512i pairs = _mm512_loadu_si512(p);
+        const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+        const __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(~0xffff)));
+        _mm512_storeu_si512(p, pair_bf16(_mm512_mul_ps(even, factor), _mm512_mul_ps(odd, factor)));
+      }
+  }
+
+  // Outputs of a strip whose references rose: before its probabilities are added, after those of the block before.
+  HWY_INLINE void rescale_strip() {
+    if (!lags_) return;
+    lags_ = false;
+    for (std::int32_t panel = ended_.panel; panel < ended_.panel + ended_.panels; ++panel) {
+      const std::int32_t row = panel * kPanel;
+      rescale_panel(w_, w_.s.o, panel, w_.s.lag + row);
+      if (w_.folded) rescale_panel(w_, w_.s.total_o, panel, w_.s.lag + row);
+      std::fill(w_.s.lag + row, w_.s.lag + row + kPanel, 1.0f);
+    }
+  }
+
+  Work& w_;
+  Cell now_, ended_;         // the cell scored last; the strip that is being accumulated
+  std::int32_t column_ = 0;  // of it, the next to be
+  std::int32_t turn_ = 0, strip_ = 0;
+  bool lags_ = false;  // some lag of the strip of now_ is not 1
+};
+
 template <class Math>
 HWY_INLINE void run_prefill_with(const Piece& piece) {
-  using Softmax = Absorb<Math::kProbabilities>;
   const std::int32_t begin = piece.record.kv_begin, end = piece.record.kv_end;
   Carver carver(piece.scratch);
   Work w = open_work(piece, carver);
-  pack_query(w);
-
-  // Block j is blocks[j % 4], its buffers are the (j % 2)th ones.
-  Block blocks[4];
-  for (std::int32_t i = 0; i < 4; ++i)
-    blocks[i] = {.s = w.s.s[i % 2], .k = w.s.k[i % 2], .v = w.s.v[i % 2], .p = w.s.p[i % 2], .best = w.s.best[i % 2]};
-
-  const std::int32_t score_turns = Math::score_turns(w), accumulate_turns = Math::accumulate_turns(w);
+  // The first two blocks are fetched beside the queries, all others two blocks before they are used.
   Prefetch keys(piece.keys, row_bytes(piece.shape.format, piece.shape.width));
   Prefetch values(piece.values, row_bytes(piece.shape.format, piece.shape.v_width));
-  const std::int32_t value_lines = 2 * values.share(score_turns), key_lines = 2 * keys.share(accumulate_turns);
-  Pace absorb_pace(Softmax::slices(w), score_turns + accumulate_turns);
-  Pace pair_pace(PairUp::slices(w), score_turns);
-  Pace stage_pace(kStep, accumulate_turns), maxima_pace(Maxima::slices(w), accumulate_turns);
+  keys.aim(begin, std::min(begin + 2 * kStep, end));
+  values.aim(begin, std::min(begin + 2 * kStep, end));
+  const std::int32_t first_keys = 4 * keys.share(w.rows), first_values = 4 * values.share(w.rows);
+  pack_query(w, [&] {
+    keys.lines(first_keys);
+    values.lines(first_values);
+  });
+  Strips<Math> strips(w);
 
+  // Block j is blocks[j % 4]. Keys are in use until the last score of their block, values until its last strip is
+  // accumulated, which ends with the first cell of block j + 2.
+  Block blocks[4] = {};
   if (begin < end) {
+    blocks[0].k = w.s.k[0], blocks[0].v = w.s.v[0];
     aim(w, blocks[0], begin);
     StageKeys(w, blocks[0], true).finish();
-    const bool more = begin + kStep < end;
-    if (more) aim(w, blocks[1], begin + kStep);
-    StageKeys stage(w, blocks[1], more);
-    Pace pace(kStep, score_turns);
-    Math::scores(w, blocks[0], [&] { pace.turn(stage); });
-    stage.finish();
-    Maxima(w, blocks[0]).finish();
+    PairUp(w, blocks[0]).finish();
   }
-  std::int32_t j = 0;
-  for (std::int32_t t = begin; t < end; t += kStep, ++j) {
-    Block &before = blocks[(j + 3) % 4], &now = blocks[j % 4], &next = blocks[(j + 1) % 4],
-          &after = blocks[(j + 2) % 4];
-    const std::uint32_t raised = raise(w, now);
-    Softmax absorb(w, now);
-    PairUp pairs(w, now);
-    values.aim(t + kStep, std::min(t + 2 * kStep, end));
-    keys.aim(t + 3 * kStep, std::min(t + 4 * kStep, end));
-    const bool more = t + kStep < end, stages = t + 2 * kStep < end;
-    if (more)
-      Math::scores(w, next, [&] {
-        absorb_pace.turn(absorb);
-        pair_pace.turn(pairs);
-        values.lines(value_lines);
-      });
-    pairs.finish();
+  const std::int32_t cells = static_cast<std::int32_t>(ceil_div(w.panels, 2)) * (kStep / kPair);
+  const std::int32_t turns = cells * Math::kCellTurns;
+  const std::int32_t key_lines = 2 * keys.share(turns), value_lines = 2 * values.share(turns);
+  Pace stage_pace(kStep, cells), pair_pace(PairUp::slices(w), cells);
 
-    if (stages) aim(w, after, t + 2 * kStep);
-    StageKeys stage(w, after, stages);
-    Maxima maxima(w, next, more);
-    if (j > 0)
-      Math::accumulate(w, before, [&] {
-        absorb_pace.turn(absorb);
-        maxima_pace.turn(maxima);
+  std::int32_t j = 0;
+  for (std::int32_t first = begin; first < end; first += kStep, ++j) {
+    Block &now = blocks[j % 4], &next = blocks[(j + 1) % 4];
+    const bool more = first + kStep < end;
+    if (more) {
+      next.k = w.s.k[(j + 1) % 2], next.v = w.s.v[(j + 1) % 3];
+      aim(w, next, first + kStep);
+    }
+    StageKeys stage(w, next, more);
+    PairUp pairs(w, next, more);
+    keys.aim(first + 2 * kStep, std::min(first + 3 * kStep, end));
+    values.aim(first + 2 * kStep, std::min(first + 3 * kStep, end));
+    for (std::int32_t panel = 0; panel < w.panels; panel += 2)
+      for (std::int32_t t = 0; t < now.extent[panel / 2]; t += kPair) {
+        strips.score(now, panel, t, [&] {
+          keys.lines(key_lines);
+          values.lines(value_lines);
+        });
         stage_pace.turn(stage);
-        keys.lines(key_lines);
-      });
-    absorb.finish();
-    maxima.finish();
+        pair_pace.turn(pairs);
+      }
     stage.finish();
-    rescale(w, raised);
-    if (more && (t + kStep - begin) % kFoldTokens == 0) fold_sums(w);
+    pairs.finish();
+    if (more && (first + kStep - begin) % kFoldTokens == 0) {
+      strips.drain();
+      fold_sums(w);
+    }
   }
-  if (j > 0) Math::accumulate(w, blocks[(j + 3) % 4], [] {});
+  strips.drain();
   finish_work<Math>(w);
 }
 

@@ -28,11 +28,11 @@ HWY_INLINE __m512 exp2_short(__m512 x) {
 }
 
 // Multiplies each row of a panel of outputs with its factor.
-HWY_INLINE void rescale_panel(const Work& w, float* outputs, std::int32_t panel) {
+HWY_INLINE void rescale_panel(const Work& w, float* outputs, std::int32_t panel, const float* factor) {
   for (std::int32_t c = 0; c < w.column_panels; ++c)
     for (std::int32_t r = 0; r < kPanel; ++r) {
       float* o = outputs + w.o_panel(panel, c) + r * kPanel;
-      _mm512_storeu_ps(o, _mm512_mul_ps(_mm512_loadu_ps(o), _mm512_set1_ps(w.s.factor[panel * kPanel + r])));
+      _mm512_storeu_ps(o, _mm512_mul_ps(_mm512_loadu_ps(o), _mm512_set1_ps(factor[r])));
     }
 }
 
@@ -89,9 +89,9 @@ HWY_INLINE std::uint32_t raise(Work& w, const Block& block) {
 HWY_INLINE void rescale(Work& w, std::uint32_t raised) {
   for (; raised != 0; raised &= raised - 1) {
     const std::int32_t panel = std::countr_zero(raised), row = panel * kPanel;
-    rescale_panel(w, w.s.o, panel);
+    rescale_panel(w, w.s.o, panel, w.s.factor + row);
     if (!w.folded) continue;
-    rescale_panel(w, w.s.total_o, panel);
+    rescale_panel(w, w.s.total_o, panel, w.s.factor + row);
     for (std::int32_t r = row; r < row + kPanel; ++r) w.s.total_sum[r] *= w.s.factor[r];
   }
 }
