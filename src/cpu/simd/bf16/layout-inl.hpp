@@ -19,7 +19,7 @@ inline constexpr std::int32_t kPair = 32;           // bf16 values in a tile row
 inline constexpr std::int32_t kStrip = 2 * kPanel;  // rows that one step of the products works on
 inline constexpr std::int32_t kStep = 128;          // tokens staged at a time
 inline constexpr std::int32_t kRowTile = 128;
-inline constexpr std::int32_t kPrefillRowTile = 256;
+inline constexpr std::int32_t kPrefillRowTile = 512;
 inline constexpr std::int32_t kMaxRows = std::max(kRowTile, kPrefillRowTile);
 static_assert(kLanes == kPanel);
 
