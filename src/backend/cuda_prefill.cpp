@@ -162,7 +162,6 @@ class CudaPrefillStep final : public PrefillStep {
                  Stream stream) const {
     LATTE_RETURN_IF_ERROR(device_.convert({.from = tensor,
                                            .from_dtype = setup_.problem.dtype,
-                                           .to_dtype = kernel_.dtype,
                                            .scale = scale,
                                            .heads = setup_.problem.heads,
                                            .width = width,

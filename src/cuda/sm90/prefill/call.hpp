@@ -72,7 +72,7 @@ struct TransposeCall {
 };
 struct ConvertCall {
   PrefillTensor from;
-  Dtype from_dtype = Dtype::bf16, to_dtype = Dtype::fp8_e4m3;
+  Dtype from_dtype = Dtype::bf16;  // bf16 and f16 become fp8, fp8 becomes f16
   ScaleView scale;  // to fp8: divided by it. From fp8 the values stay as they are: the kernel knows the scale.
   std::int32_t heads = 1, width = kPrefillWidth;
   void* to = nullptr;  // [tokens, heads, width], dense
