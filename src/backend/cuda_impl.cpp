@@ -85,18 +85,15 @@ std::size_t arrived_bytes(const PlanSizes& sizes) {
 }
 
 cuda::WorkspaceView carve_workspace(const PlanSizes& sizes, std::byte* base) {
-  std::byte* lse = base + arrived_bytes(sizes);
-  const auto lse_bytes = round_up(sizes.partial_rows * static_cast<std::int64_t>(sizeof(float)), 256);
   return {.arrived = reinterpret_cast<std::uint32_t*>(base),
-          .partial_lse = reinterpret_cast<float*>(lse),
-          .partial_out = reinterpret_cast<float*>(lse + lse_bytes)};
+          .partial_out = reinterpret_cast<float*>(base + arrived_bytes(sizes))};
 }
 
 std::size_t CudaImpl::workspace_bytes(const DecodeProblem& problem, const PlanConfig& /*config*/,
                                       const PlanSizes& sizes) const {
-  const auto lse_bytes = round_up(sizes.partial_rows * static_cast<std::int64_t>(sizeof(float)), 256);
-  const std::int64_t out_bytes = sizes.partial_rows * problem.latent * static_cast<std::int64_t>(sizeof(float));
-  return arrived_bytes(sizes) + static_cast<std::size_t>(lse_bytes + out_bytes);
+  const std::int64_t partial_bytes =
+      sizes.partial_rows * cuda::partial_row_floats(problem.latent) * static_cast<std::int64_t>(sizeof(float));
+  return arrived_bytes(sizes) + static_cast<std::size_t>(partial_bytes);
 }
 
 Result<std::unique_ptr<StepMemory>> CudaImpl::make_step(const Builder& builder, const BuilderOptions& options) {

@@ -57,9 +57,12 @@ struct PlanView {
 // Scratch of one slot, on the device. `arrived` is zero before the first launch and after every launch.
 struct WorkspaceView {
   std::uint32_t* arrived = nullptr;  // [2 * tiles] of the plan's limits: one for each half of a tile
-  float* partial_lse = nullptr;      // [partial rows]
-  float* partial_out = nullptr;      // [partial rows][latent]
+  float* partial_lse = nullptr;      // prefill: [partial rows]
+  float* partial_out = nullptr;  // prefill: [partial rows][width of v]; decode: [partial rows][partial_row_floats()]
 };
+
+// Room for a row of a decode's partials: `latent` values of 16 bits, and four numbers that belong to them.
+constexpr std::int32_t partial_row_floats(std::int32_t latent) { return latent / 2 + 4; }
 
 struct DecodeCall {
   std::int32_t heads = 1;

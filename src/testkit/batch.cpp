@@ -49,7 +49,7 @@ class TokenSource {
  private:
   static double spread(const DecodeCase& c) {
     if (c.kv_format == KvFormat::fp8_ds_mla) return kDsMlaStored;
-    return c.kv_format == KvFormat::fp8_e4m3 ? 1.0 / static_cast<double>(c.kv_scale) : 1.0;
+    return c.kv_format == KvFormat::fp8_e4m3 ? 1.0 / static_cast<double>(c.kv_scale) : static_cast<double>(c.kv_spread);
   }
 
   const DecodeCase& case_;
@@ -158,7 +158,7 @@ void DecodeBatch::make_page_table(Rng& rng, Fill fill) {
 }
 
 void DecodeBatch::make_query(Rng& rng, Fill fill) {
-  const double spread = case_.q_dtype == Dtype::fp8_e4m3 ? 1.0 / static_cast<double>(case_.q_scale) : 1.0;
+  const double spread = 1.0 / static_cast<double>(case_.q_dtype == Dtype::fp8_e4m3 ? case_.q_scale : case_.kv_spread);
   const ValuePool pool(case_.q_dtype, spread, rng);
   const std::int64_t item = bytes_of(case_.q_dtype);
   const auto make = [&](const RowLayout& rows, std::int64_t offset, Buffer& memory, TensorView& view) {

@@ -128,6 +128,7 @@ std::string DecodeCase::name() const {
        << " scale=" << softmax_scale();
   if (kv_format == KvFormat::fp8_e4m3) text << " kv_scale=" << kv_scale;
   if (q_dtype == Dtype::fp8_e4m3) text << " q_scale=" << q_scale;
+  if (kv_spread != 1) text << " kv_spread=" << kv_spread;
   text << " seed=" << seed;
   if (page_seed != 0) text << " page_seed=" << page_seed;
   text << " spec=" << spec();

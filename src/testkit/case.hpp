@@ -61,6 +61,7 @@ struct DecodeCase {
   float scale = 0;               // 0 = 1 / sqrt(latent + rope)
   float q_scale = 0.75f;         // fp8 q only
   float kv_scale = 0.375f;       // fp8_e4m3 cache only
+  float kv_spread = 1;           // how large cached values are; queries are smaller by as much. Not for fp8.
   std::uint64_t seed = 1;
   std::uint64_t page_seed = 0;  // another one puts the same tokens into other pages
 

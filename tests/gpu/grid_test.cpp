@@ -125,13 +125,28 @@ TEST_F(GpuDecode, SmallAndLargeScales) {
 
 // Joined by slices: fewer partials than rows, as many, more of them than a row has values.
 TEST_F(GpuDecode, TilesInAnyNumberOfPieces) {
+  std::size_t index = 0;
   for (std::int32_t heads : {1, 3, 16, 48, 64, 128})
-    for (std::int32_t pieces : {2, 5, 8, 17, 40, 131}) {
+    for (std::int32_t pieces : {2, 3, 4, 5, 8, 17, 40, 131}) {
       DecodeCase c = gpu_case({{1, 64 * 140}, {1, 100}}, heads);
+      if (index % 3 == 1) c.kv_format = KvFormat::f16, c.q_dtype = Dtype::f16, c.out_dtype = Dtype::f32;
+      c.latent = index % 5 == 2 ? 256 : 512;
       c.seed = 900 + static_cast<std::uint64_t>(heads + pieces);
       expect_agreement(backend(), c, {.policy = Policy::uniform(pieces)});
+      ++index;
     }
   expect_agreement(backend(), gpu_case({{1, 65'536}}, 1), {.policy = Policy::uniform(1024)});
+}
+
+// Partials are half precision, the cache need not be within its range.
+TEST_F(GpuDecode, SplitTilesKeepTheRangeOfTheCache) {
+  for (float spread : {0x1p-60f, 0x1p20f, 0x1p60f})
+    for (std::int32_t heads : {3, 16, 48, 64, 128}) {
+      DecodeCase c = gpu_case({{1, 900}, {2, 300}}, heads);
+      c.kv_spread = spread;
+      c.out_dtype = heads % 16 == 0 ? Dtype::bf16 : Dtype::f32;
+      for (std::int32_t pieces : {2, 4, 9}) expect_agreement(backend(), c, {.policy = Policy::uniform(pieces)});
+    }
 }
 
 // The pages of an ordinary batch, spread over a cache whose element offsets pass 2^32.

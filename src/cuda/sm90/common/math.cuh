@@ -26,6 +26,17 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return y;
 }
 
+__device__ __forceinline__ float log2_fast(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float reciprocal_fast(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // A row that has seen nothing has reference -inf; its probabilities are 2^(-inf - 0) = 0.
 __device__ __forceinline__ float usable(float reference) { return reference == minus_infinity() ? 0.0f : reference; }
 
@@ -70,7 +81,8 @@ __device__ __forceinline__ void convert(float value, __half& to) { to = __float2
 struct RowResult {
   float inverse, lse;
   __device__ RowResult(float reference, float sum)
-      : inverse(sum > 0 ? 1.0f / sum : 0.0f), lse(sum > 0 ? (reference + log2f(sum)) * kLn2 : minus_infinity()) {}
+      : inverse(sum > 0 ? reciprocal_fast(sum) : 0.0f),
+        lse(sum > 0 ? (reference + log2_fast(sum)) * kLn2 : minus_infinity()) {}
   RowResult() = default;
 };
 

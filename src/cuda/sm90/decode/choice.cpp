@@ -118,8 +118,9 @@ Result<KernelChoice> choose_decode(const DecodeProblem& problem, const Limits& g
   // Partials go through L2 as well, and are read right after they are written. Limits that give no plan are the
   // builder's to report.
   const Result<PlanSizes> sizes = plan_sizes(config);
-  choice.kernel.kv_fits_l2 =
-      sizes.ok() && limits.max_total_kv_tokens * width * 2 + sizes->partial_rows * problem.latent * 4 <= kHopperL2Bytes;
+  choice.kernel.kv_fits_l2 = sizes.ok() && limits.max_total_kv_tokens * width * 2 +
+                                                   sizes->partial_rows * partial_row_floats(problem.latent) * 4 <=
+                                               kHopperL2Bytes;
   choice.reason = std::to_string(request_rows) + " rows a request (" + std::to_string(problem.heads) + " heads x " +
                   std::to_string(limits.max_query_tokens) + " query tokens) in tiles of " + std::to_string(tile_rows) +
                   (pair ? ": pairs of thread blocks, " : ": one thread block, ") +

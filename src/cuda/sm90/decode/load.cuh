@@ -86,7 +86,7 @@ class BoxLoader {
   __device__ void load(const KvCursor<Config>& cursor, const typename KvCursor<Config>::Place& place, std::byte* stage,
                        prim::Barrier& full) const {
     const std::int32_t log2 = shape_.box_slabs_log2;
-    const std::int32_t boxes = (cursor.tokens() + (8 << log2) - 1) >> (3 + log2);
+    const std::int32_t boxes = ((cursor.tokens() - 1) >> (3 + log2)) + 1;
     if (lane() == 0) full.arrive_expecting((boxes << log2) * Config::kSlabBytes);
     __syncwarp();
     if (lane() < boxes)

@@ -15,11 +15,8 @@ struct Lane {
         lane(static_cast<int>(threadIdx.x) % 32) {}
 };
 
-// The type of partials: fp32, the columns of a row in the order in which a kernel's threads hold them (its
-// PartialColumns, or ColumnsInOrder).
-struct PartialValue {
-  float value;
-};
+// Stands for the type of partials (PartialRow).
+struct PartialValue {};
 
 // Rows of the caller's output, or of partials.
 class Sink {
@@ -31,27 +28,27 @@ class Sink {
         partial_row_(piece.split() ? std::int64_t{piece.record.partial_row} + piece.row_begin : -1),
         dtype_(call.out.dtype) {}
 
+  __device__ bool partial() const { return partial_row_ >= 0; }
+
   // The first value of row r; null for rows that are not there.
   __device__ std::byte* row(int r, int latent) const {
     if (r >= rows_) return nullptr;
     if (partial_row_ >= 0)
-      return reinterpret_cast<std::byte*>(call_.workspace.partial_out + (partial_row_ + r) * latent);
+      return reinterpret_cast<std::byte*>(call_.workspace.partial_out +
+                                          (partial_row_ + r) * partial_row_floats(latent));
     const RowAddress at(call_, first_row_ + r);
     if (at.token >= call_.query_tokens) return nullptr;
     return static_cast<std::byte*>(call_.out.out) +
            (std::int64_t{at.token} * call_.out.out_token_stride + std::int64_t{at.head} * call_.out.out_head_stride) *
                (dtype_ == Dtype::f32 ? 4 : 2);
   }
+  // Not of partials, which keep it with their values.
   __device__ void put_lse(int r, float value) const {
     if (r >= rows_) return;
-    if (partial_row_ >= 0) {
-      call_.workspace.partial_lse[partial_row_ + r] = value;
-    } else {
-      const RowAddress at(call_, first_row_ + r);
-      if (call_.out.lse && at.token < call_.query_tokens)
-        call_.out.lse[std::int64_t{at.token} * call_.out.lse_token_stride +
-                      std::int64_t{at.head} * call_.out.lse_head_stride] = value;
-    }
+    const RowAddress at(call_, first_row_ + r);
+    if (call_.out.lse && at.token < call_.query_tokens)
+      call_.out.lse[std::int64_t{at.token} * call_.out.lse_token_stride +
+                    std::int64_t{at.head} * call_.out.lse_head_stride] = value;
   }
   // Calls store(Element{}) with the type of the values, so that the question is asked once and not at every store.
   template <class Store>

@@ -15,9 +15,11 @@ inline constexpr int kBarrierMerge = 1;  // named barrier of the merging threads
 __device__ __forceinline__ void merge_sync() { prim::named_sync<kBarrierMerge, kMergeThreads>(); }
 
 // The same through shared memory's own barrier, for threads that hand values to each other there: compute-sanitizer
-// takes what a named barrier of some of a block's threads separates for a race. Used for nothing else in a launch.
+// takes what a named barrier of some of a block's threads separates for a race.
 struct Meeting {
-  prim::Barrier& barrier;
+  static constexpr int kArrivals = kMergeThreads;
+
+  prim::Barrier& barrier;  // used for nothing else in a launch
   std::uint32_t count = 0;
   __device__ void operator()() {
     barrier.arrive();
@@ -25,203 +27,251 @@ struct Meeting {
   }
 };
 
-// Weighted sums of kCount vectors of partials, exp(lse - reference) each. Empty = (-inf, 0, 0).
-template <int kCount>
+// A partial's row: values in half precision, which are half as many bytes to write and to read back. Each side's
+// columns (those of one of the two warpgroups) are divided by their largest, so that nothing overflows; rounding then
+// costs 2^-11 of a value at most, or 2^-25 of the largest.
+//
+//   row:  vectors of side 0 | vectors of side 1 | Tail
+//
+// Order says which columns a vector has (kVector of them) and how it is written to the caller's row.
+struct alignas(16) Tail {
+  float largest[2];  // of the sides: what their values are to be multiplied by
+  float lse, unused;
+};
+template <class Order, int kLatent>
+struct PartialRow {
+  static constexpr int kVector = Order::kVector;
+  static constexpr int kVectors = kLatent / kVector;
+  using Words = std::conditional_t<kVector == 8, uint4, uint2>;
+  static constexpr int kFloats = partial_row_floats(kLatent);
+  static_assert(kVectors * sizeof(Words) + sizeof(Tail) == kFloats * sizeof(float));
+
+  float* row;
+
+  __device__ Tail* tail() const { return reinterpret_cast<Tail*>(row + kLatent / 2); }
+  __device__ Words* vector(int v) const { return reinterpret_cast<Words*>(row) + v; }
+
+  __device__ void put(int v, const float (&values)[kVector], float factor) const {
+    std::uint32_t words[kVector / 2];
+#pragma unroll
+    for (int i = 0; i < kVector / 2; ++i) words[i] = pack<__half>(values[2 * i] * factor, values[2 * i + 1] * factor);
+    *vector(v) = reinterpret_cast<const Words&>(words);
+  }
+};
+// What values up to `largest` are divided by, also where all are zero or one is infinite.
+__device__ __forceinline__ float divisor(float largest) { return fminf(fmaxf(largest, 0x1p-126f), 0x1p126f); }
+
+// Weighted sums of a vector of partials, exp(lse - reference) each. Empty = (-inf, 0, 0).
+template <int kVector>
 struct Joined {
   float reference = minus_infinity(), sum = 0;
-  float4 value[kCount]{};
+  float value[kVector]{};
 
-  // Several at once; each has a reference and a sum of its own.
+  // Brings the sums to the highest reference; returns what weights are to be taken against.
   template <int kMore>
-  __device__ void add(const float (&references)[kMore], const float (&sums)[kMore],
-                      const float4 (&values)[kMore][kCount]) {
+  __device__ float raise(const float (&references)[kMore]) {
     float highest = reference;
 #pragma unroll
     for (const float more : references) highest = fmaxf(highest, more);
-    const float base = usable(highest);
-    scale(__expf(reference - base));
+    const float base = usable(highest), factor = __expf(reference - base);
     reference = highest;
-#pragma unroll
-    for (int m = 0; m < kMore; ++m) {
-      const float weight = __expf(references[m] - base);
-      sum += sums[m] * weight;
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        value[i].x += values[m][i].x * weight;
-        value[i].y += values[m][i].y * weight;
-        value[i].z += values[m][i].z * weight;
-        value[i].w += values[m][i].w * weight;
-      }
-    }
-  }
-
- private:
-  __device__ void scale(float factor) {
     sum *= factor;
 #pragma unroll
-    for (float4& v : value) v = make_float4(v.x * factor, v.y * factor, v.z * factor, v.w * factor);
+    for (float& v : value) v *= factor;
+    return base;
+  }
+  template <class Words>
+  __device__ void add(const Words& halves, float weight) {
+    const auto* pairs = reinterpret_cast<const __half2*>(&halves);
+#pragma unroll
+    for (int i = 0; i < kVector / 2; ++i) {
+      const float2 pair = __half22float2(pairs[i]);
+      value[2 * i] += pair.x * weight;
+      value[2 * i + 1] += pair.y * weight;
+    }
   }
 };
-
-// Vector v is columns 4v .. 4v + 3, stored whole.
-struct ColumnsInOrder {};
 
 // This thread block's part of a partial is stored, and its merging threads have met since.
 __device__ __forceinline__ void announce(const KernelCall& call, const Piece& piece, const Share& share) {
   if (threadIdx.x == kWarpgroup) prim::add_release(call.workspace.arrived + 2 * piece.record.tile + share.rank());
 }
 
+// What a thread block joins of a tile: so many vectors of its own rows.
+struct Slice {
+  std::int32_t pieces;      // partials of the tile
+  std::int32_t row_step;    // rows from one partial to the next
+  std::int32_t begin, end;  // vectors, counted through the rows
+  std::int32_t log2;        // 2^log2 threads take a vector, each a run of its partials
+  std::int64_t first_row;   // of the first partial
+
+  __device__ Slice(const KernelCall& call, const Piece& piece, std::int32_t vectors)
+      : row_step(piece.record.row_end - piece.record.row_begin), log2(0) {
+    const std::int32_t* partials = call.plan.reduce_indptr + piece.record.tile;
+    const std::int32_t first = __ldg(partials);
+    pieces = __ldg(partials + 1) - first;
+    const std::int32_t tile_row = __ldg(call.plan.reduce_partial_map + first);
+    const std::int32_t mine = (piece.record.partial_row - tile_row) / row_step;
+    first_row = std::int64_t{tile_row} + piece.row_begin;
+    const std::int32_t total = piece.rows * vectors;  // times the most pieces still a 32-bit number
+    begin = total * mine / pieces;
+    end = total * (mine + 1) / pieces;
+    const std::int32_t longest = (total + pieces - 1) / pieces;  // all slices of a tile are joined the same way
+    if (pieces > kMany)
+      while (log2 < 5 && longest << (log2 + 1) <= kMergeThreads && 2 << log2 <= pieces) ++log2;
+  }
+
+  static constexpr std::int32_t kMany = 4;  // up to so many partials, a thread takes more than one vector at once
+};
+
 // A tile's partials, as far as this thread block is concerned: its rows, and which slice of them it joins.
-// Columns::column(v, e) is the column of value e of vector v of a partial's row, unless they are in order.
-template <class Config, class Columns>
+template <class Config, class Order>
 class TileMerge {
  public:
+  using Row = PartialRow<Order, Config::kLatent>;
+  using Sum = Joined<Row::kVector>;
+
   __device__ TileMerge(const KernelCall& call, const Piece& piece, const Share& share)
       : call_(call),
         piece_(piece),
+        slice_(call, piece, Row::kVectors),
         thread_(static_cast<int>(threadIdx.x) - kWarpgroup),
-        arrived_(call.workspace.arrived + 2 * piece.record.tile + share.rank()) {
-    const std::int32_t* partials = call.plan.reduce_indptr + piece.record.tile;
-    const std::int32_t first = __ldg(partials);
-    const std::int32_t first_row = __ldg(call.plan.reduce_partial_map + first);
-    pieces_ = __ldg(partials + 1) - first;
-    row_step_ = piece.record.row_end - piece.record.row_begin;
-    mine_ = (piece.record.partial_row - first_row) / row_step_;
-    first_row_ = std::int64_t{first_row} + piece.row_begin;
-  }
+        arrived_(call.workspace.arrived + 2 * piece.record.tile + share.rank()) {}
 
-  // `scratch`: shared memory, a Joined<1> a thread.
+  // `scratch`: shared memory, two Sums a thread.
   __device__ void run(std::byte* scratch, Meeting& meet) {
-    if (pieces_ * kMergeWarps <= piece_.rows)
-      join_rows();
+    auto* sums = reinterpret_cast<float*>(scratch);
+    wait_for_all();
+    // Enough loads on their way at once to hide how long they take.
+    if (slice_.pieces <= 2)
+      join<3, 2>(sums, meet);
+    else if (slice_.pieces <= Slice::kMany)
+      join<2, 4>(sums, meet);
     else
-      join_part(reinterpret_cast<Joined<1>*>(scratch), meet);
+      join<1, 8>(sums, meet);
     merge_sync();
-    if (thread_ == 0) prim::add_wrapping(arrived_, static_cast<std::uint32_t>(2 * pieces_ - 1));
+    if (thread_ == 0) prim::add_wrapping(arrived_, static_cast<std::uint32_t>(2 * slice_.pieces - 1));
   }
 
  private:
-  static constexpr int kVectors = Config::kLatent / 4;  // of a row
-  static constexpr int kLaneVectors = kVectors / 32;
-  static constexpr int kMergeWarps = kMergeThreads / 32;
-
   __device__ void wait_for_all() const {
     if (thread_ == 0)
-      while (prim::load_acquire(arrived_) < static_cast<std::uint32_t>(pieces_)) {
+      while (prim::load_acquire(arrived_) < static_cast<std::uint32_t>(slice_.pieces)) {
       }
     merge_sync();
   }
 
-  // Few partials of many rows: whole rows, a warp each.
-  __device__ void join_rows() {
-    const int begin = piece_.rows * mine_ / pieces_, end = piece_.rows * (mine_ + 1) / pieces_;
-    wait_for_all();
-    for (int r = begin + thread_ / 32; r < end; r += kMergeWarps) {
-      Joined<kLaneVectors> joined;
-      join(joined, r, thread_ % 32, 32, 0, pieces_);
-      store(joined, r, thread_ % 32, 32);
+  // A slice is so many vectors of the tile's rows. Few partials: a thread takes several vectors at once. Many: several
+  // threads take one, each a run of its partials.
+  template <int kAtOnce, int kMore>
+  __device__ void join(float* scratch, Meeting& meet) {
+    const int log2 = kAtOnce == 1 ? slice_.log2 : 0;
+    const int threads = kMergeThreads >> log2, run = thread_ / threads;
+    const int run_begin = slice_.pieces * run >> log2, run_end = slice_.pieces * (run + 1) >> log2;
+    const int end = slice_.end;
+    for (int turn = slice_.begin; turn < end; turn += kAtOnce * threads) {
+      const int first = turn + thread_ % threads;
+      Sum sums[kAtOnce];
+      add_partials<kMore>(sums, first, threads, end - 1, run_begin, run_end);
+      if (log2 > 0) {  // in the only turn there is
+        add_runs(sums[0], scratch, meet, log2);
+        const int at = slice_.begin + (thread_ >> log2);
+        if (thread_ % (1 << log2) == 0 && at < end) store(sums[0], at);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i)
+          if (first + i * threads < end) store(sums[i], first + i * threads);
+      }
     }
   }
 
-  // Else a slice is so many vectors, a thread each; or several threads, each a run of the vector's partials.
-  __device__ void join_part(Joined<1>* scratch, Meeting& meet) {
-    const int total = piece_.rows * kVectors;  // times the most pieces still a 32-bit number
-    const int begin = total * mine_ / pieces_, end = total * (mine_ + 1) / pieces_;
-    const int longest = (total + pieces_ - 1) / pieces_;  // of the tile's slices: all of them are joined the same way
-    int log2 = 0;                                         // of the runs
-    while (longest << (log2 + 1) <= kMergeThreads && 2 << log2 <= pieces_) ++log2;
-    const int vectors = kMergeThreads >> log2, run = thread_ / vectors;
-    const int run_begin = pieces_ * run >> log2, run_end = pieces_ * (run + 1) >> log2;
-    wait_for_all();
-    for (int first = begin; first < end; first += vectors) {  // once, if there are several runs
-      const int v = first + thread_ % vectors, at = min(v, end - 1);
-      Joined<1> joined;
-      join(joined, at / kVectors, at % kVectors, 0, run_begin, run_end);
-      for (int half = 1 << log2 >> 1; half > 0; half /= 2) {  // the earlier half of the runs takes the later one
-        scratch[thread_] = joined;
-        meet();
-        if (run < half) {
-          const Joined<1>& more = scratch[thread_ + half * vectors];
-          joined.add({more.reference}, {more.sum}, {{more.value[0]}});
+  // Partials [begin, end) of the vectors `first`, `first + step`, ... up to `last`, so many of each at once.
+  template <int kMore, int kAtOnce>
+  __device__ void add_partials(Sum (&sums)[kAtOnce], int first, int step, int last, int begin, int end) const {
+    for (int k = begin; k < end; k += kMore) {
+      float references[kAtOnce][kMore], scales[kAtOnce][kMore];
+      typename Row::Words halves[kAtOnce][kMore];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int at = min(first + i * step, last), v = at % Row::kVectors;
+        const std::int64_t row = slice_.first_row + at / Row::kVectors + std::int64_t{k} * slice_.row_step;
+        Row values{call_.workspace.partial_out + row * Row::kFloats};
+#pragma unroll
+        for (int m = 0; m < kMore; ++m) {
+          const bool there = k + m < end;
+          const float4 tail =
+              there ? __ldcg(reinterpret_cast<const float4*>(values.tail())) : make_float4(0, 0, minus_infinity(), 0);
+          halves[i][m] = there ? __ldcg(values.vector(v)) : typename Row::Words{};
+          scales[i][m] = v < Row::kVectors / 2 ? tail.x : tail.y;
+          references[i][m] = tail.z;
+          values.row += slice_.row_step * Row::kFloats;
         }
-        meet();
       }
-      if (run == 0 && v < end) store(joined, v / kVectors, v % kVectors, 0);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const float base = sums[i].raise(references[i]);
+#pragma unroll
+        for (int m = 0; m < kMore; ++m) {
+          const float weight = __expf(references[i][m] - base);
+          sums[i].sum += weight;
+          sums[i].add(halves[i][m], weight * scales[i][m]);
+        }
+      }
     }
   }
 
-  // Partials [begin, end) of row r: vectors `first`, `first + step`, ...
-  template <int kCount>
-  __device__ void join(Joined<kCount>& joined, int r, int first, int step, int begin, int end) const {
-    constexpr int kAtOnce = kCount == 1 ? 12 : 4;  // enough loads on their way to hide how long they take
-    const float* lse = call_.workspace.partial_lse + first_row_ + r;
-    const float4* values =
-        reinterpret_cast<const float4*>(call_.workspace.partial_out) + (first_row_ + r) * kVectors + first;
-    for (int k = begin; k < end; k += kAtOnce) {
-      float references[kAtOnce], sums[kAtOnce];
-      float4 more[kAtOnce][kCount];
+  // A vector's runs, 2^log2 of them, are brought to neighbouring lanes and added up there; all of these get the sum.
+  //   scratch[number of the Sum][vector][run], vectors a word further apart than need be: threads of a warp write a
+  //   run's vectors, and read a vector's runs, in different banks.
+  __device__ void add_runs(Sum& sum, float* scratch, Meeting& meet, int log2) const {
+    const int runs = 1 << log2, threads = kMergeThreads >> log2;
+    auto* numbers = reinterpret_cast<float*>(&sum);
+    float* mine = scratch + thread_ % threads * (runs + 1) + thread_ / threads;
 #pragma unroll
-      for (int m = 0; m < kAtOnce; ++m) {
-        const std::int64_t row = std::int64_t{min(k + m, end - 1)} * row_step_;
-        references[m] = k + m < end ? __ldcg(lse + row) : minus_infinity();
-        sums[m] = 1;
+    for (int i = 0; i < kNumbers; ++i) mine[i * 2 * kMergeThreads] = numbers[i];
+    meet();
+    const float* theirs = scratch + (thread_ >> log2) * (runs + 1) + thread_ % runs;
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) more[m][i] = __ldcg(values + row * kVectors + i * step);
-      }
-      joined.add(references, sums, more);
-    }
+    for (int i = 0; i < kNumbers; ++i) numbers[i] = theirs[i * 2 * kMergeThreads];
+    float highest = sum.reference;
+    for (int step = runs / 2; step > 0; step /= 2) highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, step));
+    sum.raise({highest});
+    for (int step = runs / 2; step > 0; step /= 2)
+#pragma unroll
+      for (int i = 1; i < kNumbers; ++i) numbers[i] += __shfl_xor_sync(~0u, numbers[i], step);
+    meet();
   }
+  static constexpr int kNumbers = sizeof(Sum) / sizeof(float);  // the reference first
 
-  template <int kCount>
-  __device__ void store(const Joined<kCount>& joined, int r, int first, int step) const {
+  __device__ void store(const Sum& sum, int at) const {
+    const int r = at / Row::kVectors, v = at % Row::kVectors;
     Piece whole = piece_;
     whole.record.partial_row = -1;
     const Sink sink(call_, whole);
-    if (first == 0) sink.put_lse(r, joined.sum > 0 ? joined.reference + __logf(joined.sum) : minus_infinity());
+    if (v == 0) sink.put_lse(r, sum.sum > 0 ? sum.reference + __logf(sum.sum) : minus_infinity());
     std::byte* row = sink.row(r, Config::kLatent);
     if (row == nullptr) return;
-    const float inverse = joined.sum > 0 ? 1.0f / joined.sum : 0.0f;
+    const float inverse = sum.sum > 0 ? reciprocal_fast(sum.sum) : 0.0f;
     sink.with_type([&](auto element) {
       using Element = decltype(element);
-      if constexpr (!std::is_same_v<Element, PartialValue>) {
-#pragma unroll
-        for (int i = 0; i < kCount; ++i)
-          store_vector(reinterpret_cast<Element*>(row), first + i * step, joined.value[i], inverse);
-      }
+      if constexpr (!std::is_same_v<Element, PartialValue>)
+        Order::put(reinterpret_cast<Element*>(row), v, sum.value, inverse);
     });
-  }
-
-  template <class Element>
-  __device__ static void store_vector(Element* row, int v, const float4& value, float scale) {
-    const float values[4] = {value.x * scale, value.y * scale, value.z * scale, value.w * scale};
-    if constexpr (std::is_same_v<Columns, ColumnsInOrder>) {
-      Element* to = row + 4 * v;
-      if constexpr (sizeof(Element) == 4)
-        *reinterpret_cast<float4*>(to) = make_float4(values[0], values[1], values[2], values[3]);
-      else
-        *reinterpret_cast<uint2*>(to) =
-            make_uint2(pack<Element>(values[0], values[1]), pack<Element>(values[2], values[3]));
-    } else {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) convert(values[e], row[Columns::column(v, e)]);
-    }
   }
 
   const KernelCall& call_;
   const Piece& piece_;
+  const Slice slice_;
   const int thread_;
   std::uint32_t* arrived_;
-  std::int32_t pieces_, mine_, row_step_;
-  std::int64_t first_row_;
 };
 
 // Joins this thread block's slices of all tiles it has a piece of.
-template <class Config, class Columns>
-__device__ void merge_all(const KernelCall& call, const Share& share, std::byte* scratch, prim::Barrier& met) {
-  Meeting meet{met};
+template <class Config, class Order>
+__device__ void merge_all(const KernelCall& call, const Share& share, std::byte* scratch, Meeting& meet) {
   for (std::int32_t i = share.begin; i < share.end; ++i) {
     const Piece piece = share.piece(i);
-    if (piece.rows > 0 && piece.split()) TileMerge<Config, Columns>(call, piece, share).run(scratch, meet);
+    if (piece.rows > 0 && piece.split()) TileMerge<Config, Order>(call, piece, share).run(scratch, meet);
   }
 }
 

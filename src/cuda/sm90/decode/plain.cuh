@@ -270,6 +270,24 @@ class Scorer {
   std::int32_t bound_[2], least_bound_;  // tokens a row sees; what all rows of the warp see
 };
 
+// Vector v of a partial's row is what one thread has of 32 columns of it: pairs, 8 columns apart.
+struct AsHeld {
+  static constexpr int kVector = 8;
+
+  template <class Element>
+  __device__ static void put(Element* row, int v, const float (&values)[8], float factor) {
+    row += v / 4 * 32 + v % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float low = values[2 * i] * factor, high = values[2 * i + 1] * factor;
+      if constexpr (sizeof(Element) == 4)
+        reinterpret_cast<float2*>(row)[4 * i] = make_float2(low, high);
+      else
+        reinterpret_cast<std::uint32_t*>(row)[4 * i] = pack<Element>(low, high);
+    }
+  }
+};
+
 template <class Config>
 class Values {
  public:
@@ -291,26 +309,60 @@ class Values {
     const int slot = sums_.slot();
     s_.sums_full[slot].wait(sums_.full());
     std::byte* rows[2];
-    float inverse[2];
+    RowResult results[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int r = fragment_row(at_, h);
-      const RowResult result = s_.results[slot][r];
-      if (at_.side == 0 && at_.lane % 4 == 0) sink.put_lse(r, result.lse);
-      inverse[h] = result.inverse;
+      results[h] = s_.results[slot][r];
+      if (!sink.partial() && at_.side == 0 && at_.lane % 4 == 0) sink.put_lse(r, results[h].lse);
       rows[h] = sink.row(r, Config::kLatent);
     }
     s_.sums_empty[slot].arrive();
     ++sums_.count;
     sink.with_type([&](auto element) {
       using Element = decltype(element);
-      using Stored = std::conditional_t<std::is_same_v<Element, PartialValue>, float, Element>;
 #pragma unroll
-      for (int h = 0; h < 2; ++h) store_row(reinterpret_cast<Stored*>(rows[h]), h, inverse[h]);
+      for (int h = 0; h < 2; ++h) {
+        if constexpr (std::is_same_v<Element, PartialValue>)
+          store_partial({reinterpret_cast<float*>(rows[h])}, h, results[h]);
+        else
+          store_row(reinterpret_cast<Element*>(rows[h]), h, results[h].inverse);
+      }
     });
   }
 
  private:
+  using Row = PartialRow<AsHeld, Config::kLatent>;
+
+  __device__ void store_partial(const Row& to, int h, const RowResult& result) const {
+    float part_largest[4] = {};  // several chains, so that one need not wait for another
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+#pragma unroll
+      for (int j = 0; j < kWide / 4; ++j) {
+        float& largest = part_largest[j % 4];
+        largest = fmaxf(largest, fabsf(o_[part][j / 2 * 4 + 2 * h + j % 2]));
+      }
+    float largest = fmaxf(fmaxf(part_largest[0], part_largest[1]), fmaxf(part_largest[2], part_largest[3]));
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+    largest = divisor(fmaxf(largest, __shfl_xor_sync(~0u, largest, 2)));
+    if (to.row == nullptr) return;
+    if (at_.lane % 4 == 0) {
+      to.tail()->largest[at_.side] = largest * result.inverse;
+      if (at_.side == 0) to.tail()->lse = result.lse, to.tail()->unused = 0;
+    }
+    const float factor = reciprocal_fast(largest);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+#pragma unroll
+      for (int j = 0; j < kWide / 8; j += 4) {
+        float values[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) values[i] = o_[part][4 * (j + i / 2) + 2 * h + i % 2];
+        to.put(((at_.side * kParts + part) * (kWide / 32) + j / 4) * 4 + at_.lane % 4, values, factor);
+      }
+  }
+
   // A row that is not there is null: its lanes take part in exchanges, and store nothing.
   template <class Element>
   __device__ void store_row(Element* row, int h, float scale) const {
@@ -412,7 +464,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       s.sums_full[slot].init(kWarpgroup);
       s.sums_empty[slot].init(2 * kWarpgroup);
     }
-    s.met.init(kMergeThreads);
+    s.met.init(Meeting::kArrivals);
     prim::fence_barrier_init();
   }
   __syncthreads();
@@ -454,7 +506,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       merge_sync();
       announce(call, piece, share);
     }
-    if (s.any_split) merge_all<Config, ColumnsInOrder>(call, share, s.kv[0], s.met);
+    Meeting meet{s.met};
+    if (s.any_split) merge_all<Config, AsHeld>(call, share, s.kv[0], meet);
   }
 }
 

@@ -50,22 +50,27 @@ struct alignas(1024) Storage {
   float reference[kRows];                      // log2 scale: probabilities are 2^(score - reference)
   float factor[kStages][kRows];                // what a block did to its row's reference: 2^(old - new)
   float exchange[8][kRows];                    // block maxima of the warps; at the end, sums
+  float largest[8][kRows];                     // at the end of a piece of a split tile: of the warps' values
+  float stored[2][kRows];                      // at the end of a piece: what each side's values are multiplied by
   std::int32_t bound[kRows];                   // the row sees tokens before this one
   bool any_split;                              // whether this thread block has a piece of a split tile
-  prim::Barrier kv_full[kStages], kv_empty[kStages], sums_full, met;
+  prim::Barrier kv_full[kStages], kv_empty[kStages], met;
 };
 
-// A thread has values of a row from two places 8 columns apart in each of kHalfGroups groups, and stores those of two
-// groups together; eight lanes then make a line.
+// Vector v of a partial's row is what one thread has of the row: two places 8 columns apart in each of kHalfGroups
+// groups. Eight lanes make a line.
 template <class Config>
-struct PartialColumns {
-  static constexpr int kPairs = Config::kHalfGroups / 2;
-  __device__ static int vector(const Lane& at, int pair) {
-    return ((4 * at.side + at.warp) * kPairs + pair) * 8 + at.lane / 4;
-  }
-  __device__ static int column(int v, int e) {
-    const int pair = v / 8 % kPairs, warp = v / 8 / kPairs % 4, side = v / 8 / kPairs / 4;
-    return (side * Config::kHalfGroups + 2 * pair + e / 2) * 64 + 16 * warp + v % 8 + e % 2 * 8;
+struct AsHeld {
+  static constexpr int kVector = 2 * Config::kHalfGroups;
+
+  __device__ static int vector(const Lane& at) { return (4 * at.side + at.warp) * 8 + at.lane / 4; }
+
+  template <class Element>
+  __device__ static void put(Element* row, int v, const float (&values)[kVector], float factor) {
+    const int warp = v / 8 % 4, side = v / 32;
+    row += side * (Config::kLatent / 2) + 16 * warp + v % 8;
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) convert(values[e] * factor, row[e / 2 * 64 + e % 2 * 8]);
   }
 };
 
@@ -79,7 +84,7 @@ class Consumer {
   using Scores = float[kRows / 2];
 
   __device__ Consumer(Storage<Config>& s, const KernelCall& call)
-      : s_(s), call_(call), scale_log2_(call.scale * (1 / kLn2)) {}
+      : s_(s), call_(call), scale_log2_(call.scale * (1 / kLn2)), meet_{s.met} {}
 
   __device__ void run(const Piece& piece) {
     begin(piece);
@@ -93,6 +98,8 @@ class Consumer {
     store(Sink(call_, piece));
   }
 
+  __device__ Meeting& meeting() { return meet_; }
+
  private:
   // A thread's fragments, of S^T and of each 64 rows of O^T: for each 8 rows j, rows 8j + 2 (lane % 4) + {0, 1} at
   // positions 16 warp + lane / 4 and 8 further on. So its i-th row, and where that first stands:
@@ -101,9 +108,9 @@ class Consumer {
 
   __device__ void begin(const Piece& piece) {
     const int thread = static_cast<int>(threadIdx.x) - kWarpgroup;
-    if (thread == 0 && piece.split()) s_.any_split = true;
     after_previous_launch();  // it may have written the query
     load_query(piece, thread);
+    if (thread == 0 && piece.split()) s_.any_split = true;
     if (thread < kRows) {
       s_.reference[thread] = minus_infinity();
       s_.bound[thread] = row_bound(call_, piece, piece.first_row() + min(thread, piece.rows - 1));
@@ -316,40 +323,74 @@ class Consumer {
       for (int step = 4; step < 32; step *= 2) sum_[i] += __shfl_xor_sync(~0u, sum_[i], step);
       if (at_.lane < 4) s_.exchange[4 * at_.side + at_.warp][row(i)] = sum_[i];
     }
-    s_.sums_full.arrive();
-    s_.sums_full.wait(pieces_++ % 2);
+    if (sink.partial()) give_largest();
+    meet_();
+    if (const int r = static_cast<int>(threadIdx.x) - kWarpgroup; r < kRows) finish_row(sink, r);
+    meet_();
     sink.with_type([&](auto element) { store_as<decltype(element)>(sink); });
+  }
+
+  __device__ void give_largest() {
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) {
+      float largest = 0;
+#pragma unroll
+      for (int block = 0; block < Config::kHalfGroups; ++block)
+        largest = fmaxf(largest, fmaxf(fabsf(o_[block][low(i)]), fabsf(o_[block][low(i) + 2])));
+#pragma unroll
+      for (int step = 4; step < 32; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
+      if (at_.lane < 4) s_.largest[4 * at_.side + at_.warp][row(i)] = largest;
+    }
+  }
+
+  // By one thread a row: what follows from its sums.
+  __device__ void finish_row(const Sink& sink, int r) {
+    float sum = 0;
+#pragma unroll
+    for (int w = 0; w < 8; ++w) sum += s_.exchange[w][r];
+    const RowResult result(s_.reference[r], sum);
+    if (!sink.partial()) {
+      s_.stored[0][r] = s_.stored[1][r] = result.inverse;
+      sink.put_lse(r, result.lse);
+      return;
+    }
+    Tail tail{.lse = result.lse, .unused = 0};
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+      float largest = 0;
+#pragma unroll
+      for (int w = 0; w < 4; ++w) largest = fmaxf(largest, s_.largest[4 * side + w][r]);
+      largest = divisor(largest);
+      tail.largest[side] = largest * result.inverse;
+      s_.stored[side][r] = reciprocal_fast(largest);
+    }
+    if (std::byte* to = sink.row(r, Config::kLatent)) *Row{reinterpret_cast<float*>(to)}.tail() = tail;
   }
 
   // A row's values lie in eight lanes of a warp: 32 bytes of it at a time when they are fp32, which is a whole sector.
   template <class Element>
-  __device__ void store_as(const Sink& sink) {
+  __device__ void store_as(const Sink& sink) const {
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {
-      float sum = 0;
-#pragma unroll
-      for (int w = 0; w < 8; ++w) sum += s_.exchange[w][row(i)];
-      const RowResult result(s_.reference[row(i)], sum);
-      if (at_.side == 0 && at_.warp == 0 && at_.lane < 4) sink.put_lse(row(i), result.lse);
-      auto* to = reinterpret_cast<Element*>(sink.row(row(i), Config::kLatent));
+      const float factor = s_.stored[at_.side][row(i)];
+      std::byte* to = sink.row(row(i), Config::kLatent);
       if (to == nullptr) continue;
       if constexpr (std::is_same_v<Element, PartialValue>) {
-        using Columns = PartialColumns<Config>;
+        float values[Row::kVector];
 #pragma unroll
-        for (int pair = 0; pair < Columns::kPairs; ++pair)
-          reinterpret_cast<float4*>(to)[Columns::vector(at_, pair)] =
-              make_float4(o_[2 * pair][low(i)] * result.inverse, o_[2 * pair][low(i) + 2] * result.inverse,
-                          o_[2 * pair + 1][low(i)] * result.inverse, o_[2 * pair + 1][low(i) + 2] * result.inverse);
+        for (int e = 0; e < Row::kVector; ++e) values[e] = o_[e / 2][low(i) + e % 2 * 2];
+        Row{reinterpret_cast<float*>(to)}.put(AsHeld<Config>::vector(at_), values, factor);
       } else {
-        to += at_.side * (Config::kLatent / 2) + 16 * at_.warp + at_.lane / 4;
+        auto* first = reinterpret_cast<Element*>(to) + at_.side * (Config::kLatent / 2) + 16 * at_.warp + at_.lane / 4;
 #pragma unroll
         for (int block = 0; block < Config::kHalfGroups; ++block) {
-          convert(o_[block][low(i)] * result.inverse, to[block * 64]);
-          convert(o_[block][low(i) + 2] * result.inverse, to[block * 64 + 8]);
+          convert(o_[block][low(i)] * factor, first[block * 64]);
+          convert(o_[block][low(i) + 2] * factor, first[block * 64 + 8]);
         }
       }
     }
   }
+  using Row = PartialRow<AsHeld<Config>, Config::kLatent>;
 
   __device__ void sync_side() const {
     if (at_.side == 0)
@@ -380,7 +421,7 @@ class Consumer {
   const Lane at_;
   const float scale_log2_;
   Ring<kStages> ring_;
-  std::uint32_t pieces_ = 0;
+  Meeting meet_;  // both sides
   float o_[Config::kHalfGroups][kRows / 2];
   float sum_[kMine];
   std::int32_t least_bound_;
@@ -400,8 +441,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       s.kv_full[stage].init(shape.box_slabs_log2 < 0 ? kWarpgroup : 1);
       s.kv_empty[stage].init(kConsumers);
     }
-    s.sums_full.init(kConsumers);
-    s.met.init(kMergeThreads);
+    s.met.init(Meeting::kArrivals);
     prim::fence_barrier_init();
   }
   __syncthreads();
@@ -428,7 +468,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       merge_sync();  // the partial is stored, and the tables are free for the next piece
       if (piece.split()) announce(call, piece, share);
     }
-    if (s.any_split) merge_all<Config, PartialColumns<Config>>(call, share, s.kv[0], s.met);
+    if (s.any_split) merge_all<Config, AsHeld<Config>>(call, share, s.kv[0], consumer.meeting());
   }
 }
 
