@@ -143,7 +143,8 @@ class TokenLoader {
   const CacheView& kv_;
 };
 
-// The loader's whole work: block after block, as stages become free. `Storage` has kv, kv_full and kv_empty.
+// The loader's whole work: block after block, as stages become free. `Storage` has kv, kv_full and kv_empty, and says
+// whether queries come before a second block.
 template <class Config, int kStages, class Storage, class Loader>
 __device__ void load_blocks(Storage& s, const KernelCall& call, const Share& share, const LaunchShape& shape,
                             const Loader& loader) {
@@ -151,6 +152,7 @@ __device__ void load_blocks(Storage& s, const KernelCall& call, const Share& sha
   for (Ring<kStages> ring; cursor.more(); cursor.next(), ++ring.count) {
     const auto place = loader.find(cursor);
     if (!cursor.settled()) prim::wait_previous_launch();
+    if (ring.count == 1 && !shape.plan_is_ready) s.await_queries();
     s.kv_empty[ring.slot()].wait(ring.empty());
     loader.load(cursor, place, s.kv[ring.slot()], s.kv_full[ring.slot()]);
   }

@@ -59,6 +59,10 @@ struct alignas(1024) Storage {
   bool any_split;  // whether this thread block has a piece of a split tile
   prim::Barrier kv_full[kStages], kv_empty[kStages], p_full[kStages];
   prim::Barrier sums_full[kSums], sums_empty[kSums], met;
+  prim::Barrier first_query;
+
+  // Queries are more bytes than a block, and nothing can begin without them: further blocks would only be in their way.
+  __device__ void await_queries() { first_query.wait(0); }
 };
 
 // Fragments of a thread, here as in all of this file: rows 16 warp + lane / 4 and 8 further on; for each 8 columns j,
@@ -133,6 +137,8 @@ class Scorer {
     }
     prim::wait_copies();
     prim::fence_async_proxy();
+    if (first_) s_.first_query.arrive();
+    first_ = false;
     sync();
 #pragma unroll
     for (int k = 0; k < kStaged * 4; ++k)
@@ -268,6 +274,7 @@ class Scorer {
   std::uint32_t query_[kInRegisters * 4][4];
   float reference_[2], sum_[2];
   std::int32_t bound_[2], least_bound_;  // tokens a row sees; what all rows of the warp see
+  bool first_ = true;                    // no query was loaded yet
 };
 
 // Vector v of a partial's row is what one thread has of 32 columns of it: pairs, 8 columns apart.
@@ -465,6 +472,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       s.sums_empty[slot].init(2 * kWarpgroup);
     }
     s.met.init(Meeting::kArrivals);
+    s.first_query.init(kWarpgroup);
     prim::fence_barrier_init();
   }
   __syncthreads();

@@ -55,6 +55,8 @@ struct alignas(1024) Storage {
   std::int32_t bound[kRows];                   // the row sees tokens before this one
   bool any_split;                              // whether this thread block has a piece of a split tile
   prim::Barrier kv_full[kStages], kv_empty[kStages], met;
+
+  __device__ void await_queries() {}  // they are few
 };
 
 // Vector v of a partial's row is what one thread has of the row: two places 8 columns apart in each of kHalfGroups
