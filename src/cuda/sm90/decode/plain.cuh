@@ -23,7 +23,7 @@
 #include "cuda/prim/wgmma.cuh"
 #include "cuda/sm90/decode/instances.cuh"
 #include "cuda/sm90/decode/load.cuh"
-#include "cuda/sm90/decode/merge.cuh"
+#include "cuda/sm90/decode/plain_store.cuh"
 
 namespace latte::cuda::sm90::plain {
 
@@ -64,10 +64,6 @@ struct alignas(1024) Storage {
   // Queries are more bytes than a block, and nothing can begin without them: further blocks would only be in their way.
   __device__ void await_queries() { first_query.wait(0); }
 };
-
-// Fragments of a thread, here as in all of this file: rows 16 warp + lane / 4 and 8 further on; for each 8 columns j,
-// columns 8j + 2 (lane % 4) + {0, 1}.
-__device__ __forceinline__ int fragment_row(const Lane& at, int h) { return 16 * at.warp + at.lane / 4 + 8 * h; }
 
 template <class Config, bool kThreadsLoad>
 class Scorer {
@@ -277,30 +273,10 @@ class Scorer {
   bool first_ = true;                    // no query was loaded yet
 };
 
-// Vector v of a partial's row is what one thread has of 32 columns of it: pairs, 8 columns apart.
-struct AsHeld {
-  static constexpr int kVector = 8;
-
-  template <class Element>
-  __device__ static void put(Element* row, int v, const float (&values)[8], float factor) {
-    row += v / 4 * 32 + v % 4 * 2;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float low = values[2 * i] * factor, high = values[2 * i + 1] * factor;
-      if constexpr (sizeof(Element) == 4)
-        reinterpret_cast<float2*>(row)[4 * i] = make_float2(low, high);
-      else
-        reinterpret_cast<std::uint32_t*>(row)[4 * i] = pack<Element>(low, high);
-    }
-  }
-};
-
 template <class Config>
 class Values {
  public:
-  // Columns of one product: with 256 the compiler wants more registers than there are.
-  static constexpr int kWide = 128;
-  static constexpr int kParts = Config::kLatent / 2 / kWide;
+  static constexpr int kParts = HeldRow<Config>::kParts;
 
   __device__ Values(Storage<Config>& s) : s_(s) {}
 
@@ -330,78 +306,16 @@ class Values {
       using Element = decltype(element);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
+        const HeldRow<Config> held{o_, at_, h};
         if constexpr (std::is_same_v<Element, PartialValue>)
-          store_partial({reinterpret_cast<float*>(rows[h])}, h, results[h]);
+          held.store_partial({reinterpret_cast<float*>(rows[h])}, results[h]);
         else
-          store_row(reinterpret_cast<Element*>(rows[h]), h, results[h].inverse);
+          held.store(reinterpret_cast<Element*>(rows[h]), results[h].inverse);
       }
     });
   }
 
  private:
-  using Row = PartialRow<AsHeld, Config::kLatent>;
-
-  __device__ void store_partial(const Row& to, int h, const RowResult& result) const {
-    float part_largest[4] = {};  // several chains, so that one need not wait for another
-#pragma unroll
-    for (int part = 0; part < kParts; ++part)
-#pragma unroll
-      for (int j = 0; j < kWide / 4; ++j) {
-        float& largest = part_largest[j % 4];
-        largest = fmaxf(largest, fabsf(o_[part][j / 2 * 4 + 2 * h + j % 2]));
-      }
-    float largest = fmaxf(fmaxf(part_largest[0], part_largest[1]), fmaxf(part_largest[2], part_largest[3]));
-    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-    largest = divisor(fmaxf(largest, __shfl_xor_sync(~0u, largest, 2)));
-    if (to.row == nullptr) return;
-    if (at_.lane % 4 == 0) {
-      to.tail()->largest[at_.side] = largest * result.inverse;
-      if (at_.side == 0) to.tail()->lse = result.lse, to.tail()->unused = 0;
-    }
-    const float factor = reciprocal_fast(largest);
-#pragma unroll
-    for (int part = 0; part < kParts; ++part)
-#pragma unroll
-      for (int j = 0; j < kWide / 8; j += 4) {
-        float values[8];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) values[i] = o_[part][4 * (j + i / 2) + 2 * h + i % 2];
-        to.put(((at_.side * kParts + part) * (kWide / 32) + j / 4) * 4 + at_.lane % 4, values, factor);
-      }
-  }
-
-  // A row that is not there is null: its lanes take part in exchanges, and store nothing.
-  template <class Element>
-  __device__ void store_row(Element* row, int h, float scale) const {
-    const bool there = row != nullptr;
-    row += at_.side * (Config::kLatent / 2);
-#pragma unroll
-    for (int part = 0; part < kParts; ++part)
-#pragma unroll
-      for (int j = 0; j < kWide / 8; j += 4) store_32_columns(row + part * kWide + 8 * j, o_[part], j, h, scale, there);
-  }
-
-  // Four lanes hold 8 columns of each of 4 neighbours j. 16-bit values are exchanged so that each lane stores 8 columns
-  // in a row; 32-bit pairs make whole sectors as they are.
-  template <class Element>
-  __device__ void store_32_columns(Element* to, const float (&o)[kWide / 2], int j, int h, float scale,
-                                   bool there) const {
-    if constexpr (sizeof(Element) == 4) {
-      if (!there) return;
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        reinterpret_cast<float2*>(to + 8 * i)[at_.lane % 4] =
-            make_float2(o[4 * (j + i) + 2 * h] * scale, o[4 * (j + i) + 2 * h + 1] * scale);
-    } else {
-      std::uint32_t words[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        words[i] = pack<Element>(o[4 * (j + i) + 2 * h] * scale, o[4 * (j + i) + 2 * h + 1] * scale);
-      transpose_in_fours(words, at_.lane);
-      if (there) reinterpret_cast<uint4*>(to)[at_.lane % 4] = make_uint4(words[0], words[1], words[2], words[3]);
-    }
-  }
-
   __device__ void block() {
     using namespace prim;
     const int stage = ring_.slot();
