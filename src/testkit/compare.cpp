@@ -65,11 +65,16 @@ class Comparer {
 
   Comparison finish() {
     if (error_ > 0) result_.out_error = norm_ > 0 ? std::sqrt(error_ / norm_) : kInfinity;
-    if (!(result_.out_error <= result_.tolerance.out)) fail("out of the whole batch");
+    if (!(result_.out_error <= allowed_of_batch())) fail("out of the whole batch");
     return result_;
   }
 
  private:
+  double allowed_of_batch() const {
+    const auto rows = static_cast<double>(std::max<std::int64_t>(oracle_.tokens * oracle_.heads, 1));
+    return batch_factor(rows) * result_.tolerance.out;
+  }
+
   void note(double error, double allowed, const Worst& place, const char* what) {
     const double ratio = error == 0 ? 0 : allowed > 0 ? error / allowed : kInfinity;
     if (ratio > worst_ratio_) {
@@ -89,7 +94,7 @@ class Comparer {
          << result_.row_error << " (allowed " << kRowFactor * result_.tolerance.out << "), lse error "
          << result_.lse_error << " (allowed " << result_.tolerance.lse << ")";
     if (result_.out_error > 0)
-      text << ", batch error " << result_.out_error << " (allowed " << result_.tolerance.out << ")";
+      text << ", batch error " << result_.out_error << " (allowed " << allowed_of_batch() << ")";
     result_.ok = false;
     result_.message = text.str();
   }

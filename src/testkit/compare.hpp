@@ -32,6 +32,9 @@ struct Comparison {
 // A single row may be off by this many times the batch's tolerance: rounding is not spread evenly over rows, and yet
 // one wrong row must not hide among thousands of good ones.
 inline constexpr double kRowFactor = 4;
+// What a batch may be off by, in terms of the tolerance: one row alone has nothing to average its rounding with. One in
+// some hundreds of bf16 rows is above its tolerance, by a tenth.
+constexpr double batch_factor(double rows) { return 1 + 0.5 / rows; }
 
 // `out` [T, H, latent] and `lse` (fp32 [T, H], may be empty); rows [0, oracle.tokens) are looked at.
 Comparison compare(const ConstTensorView& out, const ConstTensorView& lse, const OracleResult& oracle,
