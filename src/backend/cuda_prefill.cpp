@@ -152,7 +152,6 @@ class CudaPrefillStep final : public PrefillStep {
                                                     .tokens = parts_.v_tokens},
                                                    stream));
     call.v = {.data = workspace + parts_.v,
-              .token_stride = parts_.v_tokens,
               .head_stride = parts_.v_tokens * cuda::kPrefillValues,
               .tokens = static_cast<std::int32_t>(parts_.v_tokens)};
     return {};

@@ -49,8 +49,8 @@ inline constexpr std::int32_t kPrefillBlock = 128;  // KV tokens a block
 inline constexpr std::int32_t kPrefillWidth = 192;  // of q and k
 inline constexpr std::int32_t kPrefillValues = 128;
 
-// Transposed values: [heads][128 columns][tokens], each request's from a multiple of 128 on, zeros behind its last
-// token up to the next one. Within 32 tokens they are in the order of the products' registers.
+// Transposed values: [heads][blocks][128 columns][128 tokens], each request's from a block of its own on, zeros behind
+// its last token. Within 32 tokens they are in the order of the products' registers.
 //   Request b begins at 128 * (kv_start[b] / 128 + b), which leaves room for whole blocks of 128: with x = kv_start[b],
 //   y = kv_start[b + 1]:  y / 128 - x / 128 + 1 >= (y - x) / 128 + 1 >= ceil((y - x) / 128).
 constexpr std::int32_t transposed_begin(std::int32_t kv_start, std::int32_t request) {

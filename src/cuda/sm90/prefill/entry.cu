@@ -62,61 +62,75 @@ __device__ __forceinline__ void transpose_bytes(const std::uint32_t (&in)[4], st
   out[3] = __byte_perm(c, d, 0x7632);
 }
 
-// A block of 128 tokens x 128 columns of one head. Four tokens that are neighbours in a register of the products (of a
-// group of 32: 2t, 2t + 1, 2t + 8, 2t + 9, and the same 16 further on) become four neighbouring bytes.
+// A block of 128 tokens x 128 columns of one head. Four tokens that are neighbours in a register of the products (of
+// 16: 2t, 2t + 1, 2t + 8, 2t + 9) become four neighbouring bytes. A thread takes 16 tokens of four columns to 16 bytes
+// of each.
+//   rows[token][128 bytes], in vectors of 16; vector v lies at v ^ (token / 16), so that the eight threads that read
+//   one word of tokens 16 apart find them in different banks.
 template <class From>
 __device__ void transpose_block(const TransposeCall& call, const Owner& owner, std::int32_t chunk, std::int32_t head) {
-  constexpr int kPitch = kPrefillBlock / 4 + 1;  // words a row: rows begin in different banks
-  __shared__ std::uint32_t rows[kPrefillBlock][kPrefillValues / 4];
-  __shared__ std::uint32_t columns[kPrefillValues][kPitch];
-  const std::int32_t first = __ldg(call.kv_start + owner.request);
-  // From the block's first on; what the tensor does not have is zero.
-  const std::int32_t tokens =
-      min(__ldg(call.kv_start + owner.request + 1), call.v.tokens) - first - owner.block * kPrefillBlock;
-  if (__ldg(call.kv_start + owner.request + 1) - first <= owner.block * kPrefillBlock) return;  // no block of a request
-  const float inverse = 1.0f / fmaxf(prefill::scale_of(call.scale, head), FLT_MIN);
+  constexpr int kWords = Vector<From>::kWords, kVectors = kPrefillValues / Vector<From>::kCount;  // of a row
+  __shared__ __align__(16) std::uint32_t rows[kPrefillBlock][kPrefillValues / 4];
+  const auto place = [](int token, int word) { return word ^ token / 16 * 4; };
 
+  const std::int32_t first = __ldg(call.kv_start + owner.request), end = __ldg(call.kv_start + owner.request + 1);
+  if (end - first <= owner.block * kPrefillBlock) return;  // no block of a request
+  // From the block's first on; what the tensor does not have is zero.
+  const std::int32_t tokens = min(end, call.v.tokens) - first - owner.block * kPrefillBlock;
+  const float inverse = 1.0f / fmaxf(prefill::scale_of(call.scale, head), FLT_MIN);
   const From* from = static_cast<const From*>(call.v.data) +
                      (std::int64_t{first} + owner.block * kPrefillBlock) * call.v.token_stride +
                      std::int64_t{head} * call.v.head_stride;
-  constexpr int kVectors = kPrefillValues / Vector<From>::kCount;  // of a row
-#pragma unroll 2
-  for (int i = static_cast<int>(threadIdx.x); i < kPrefillBlock * kVectors; i += kThreads) {
+  const int thread = static_cast<int>(threadIdx.x);
+  __syncthreads();  // nobody reads the block before any more
+#pragma unroll 4
+  for (int i = thread; i < kPrefillBlock * kVectors; i += kThreads) {
     const int row = i / kVectors, vector = i % kVectors;
-    std::uint32_t words[Vector<From>::kWords] = {};
+    std::uint32_t words[kWords] = {};
     if (row < tokens)
       Vector<From>::to_fp8(__ldg(reinterpret_cast<const uint4*>(from + row * call.v.token_stride) + vector), inverse,
                            words);
-#pragma unroll
-    for (int w = 0; w < Vector<From>::kWords; ++w) rows[row][vector * Vector<From>::kWords + w] = words[w];
+    std::uint32_t* to = &rows[row][place(row, vector * kWords)];
+    if constexpr (kWords == 4)
+      *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+    else
+      *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
   }
   __syncthreads();
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  for (int four = static_cast<int>(threadIdx.x) / 32; four < kPrefillBlock / 4; four += kThreads / 32) {
-    const int token = four / 8 * 32 + four / 4 % 2 * 16 + four % 4 * 2;
-    const std::uint32_t in[4] = {rows[token][lane], rows[token + 1][lane], rows[token + 8][lane],
-                                 rows[token + 9][lane]};
-    std::uint32_t out[4];
-    transpose_bytes(in, out);
+  static_assert(kThreads == kPrefillBlock / 16 * (kPrefillValues / 4));
+  const int group = thread % 8, word = thread / 8;
+  std::uint32_t out[4][4];  // of four columns: 16 tokens
 #pragma unroll
-    for (int i = 0; i < 4; ++i) columns[4 * lane + i][four] = out[i];
+  for (int four = 0; four < 4; ++four) {
+    std::uint32_t in[4], transposed[4];
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      const int token = 16 * group + 2 * four + t % 2 + t / 2 * 8;
+      in[t] = rows[token][place(token, word)];
+    }
+    transpose_bytes(in, transposed);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) out[i][four] = transposed[i];
   }
-  __syncthreads();
-  auto* to = static_cast<std::uint32_t*>(call.to) +
-             (std::int64_t{head} * kPrefillValues * call.tokens + std::int64_t{chunk} * kPrefillBlock) / 4;
-  for (int i = static_cast<int>(threadIdx.x); i < kPrefillValues * kPrefillBlock / 4; i += kThreads)
-    to[std::int64_t{i / 32} * (call.tokens / 4) + i % 32] = columns[i / 32][i % 32];
+  auto* to = static_cast<uint4*>(call.to) +
+             ((std::int64_t{head} * (call.tokens / kPrefillBlock) + chunk) * kPrefillValues + 4 * word) * 8 + group;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) to[8 * i] = make_uint4(out[i][0], out[i][1], out[i][2], out[i][3]);
 }
 
-// Thread blocks take what there is in turns: how much, only the step's lengths say.
+// Thread blocks take what there is in turns, heads first: how much, only the step's lengths say.
 template <class From>
 __global__ void __launch_bounds__(kThreads) transpose_values(const __grid_constant__ TransposeCall call) {
   prim::allow_next_launch();  // it waits for the end of this one before it reads what is written here
   const std::int32_t requests = __ldg(call.requests);
-  const std::int64_t chunks = __ldg(call.kv_start + requests) / kPrefillBlock + requests;
-  for (std::int64_t i = blockIdx.x; i < chunks * call.heads; i += gridDim.x) {
-    const auto chunk = static_cast<std::int32_t>(i / call.heads);
-    transpose_block<From>(call, Owner(call, requests, chunk), chunk, static_cast<std::int32_t>(i % call.heads));
+  const std::int32_t chunks = __ldg(call.kv_start + requests) / kPrefillBlock + requests;
+  const auto blocks = static_cast<std::int32_t>(gridDim.x), block = static_cast<std::int32_t>(blockIdx.x);
+  std::int32_t chunk = block / call.heads, head = block % call.heads;
+  while (chunk < chunks) {
+    transpose_block<From>(call, Owner(call, requests, chunk), chunk, head);
+    chunk += blocks / call.heads;
+    head += blocks % call.heads;
+    if (head >= call.heads) head -= call.heads, ++chunk;
   }
 }
 

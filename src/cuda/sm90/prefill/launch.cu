@@ -71,10 +71,10 @@ cudaError_t make_maps(const PrefillKernel& kernel, const PrefillCall& call, pref
   const std::int64_t bytes = fp8 ? 1 : 2;
   MapShape values = by_head(call.v, call.heads, kPrefillValues, bytes);
   if (fp8)
-    values = {.columns = call.v.tokens,
-              .rows = kPrefillValues,
+    values = {.columns = kPrefillBlock,
+              .rows = call.v.tokens / kPrefillBlock * std::int64_t{kPrefillValues},
               .planes = call.heads,
-              .row_stride_bytes = call.v.token_stride,
+              .row_stride_bytes = kPrefillBlock,
               .plane_stride_bytes = call.v.head_stride,
               .box_columns = kPrefillBlock,
               .swizzle = CU_TENSOR_MAP_SWIZZLE_128B};

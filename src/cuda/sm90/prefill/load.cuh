@@ -74,10 +74,10 @@ class Loader {
     if constexpr (std::is_same_v<T, Fp8>) {
       if (lane_ == 0) {
         full.arrive_expecting(Storage<T>::kValueBytes);
-        prim::load_box(maps_.v, full, prim::shared_address(storage_.v[slot]),
-                       transposed_begin(piece.kv_row - piece.record.kv_begin, piece.record.request) +
-                           piece.record.kv_begin + block * kTokens,
-                       0, piece.head);
+        const std::int32_t token = transposed_begin(piece.kv_row - piece.record.kv_begin, piece.record.request) +
+                                   piece.record.kv_begin + block * kTokens;
+        static_assert(kValues == kTokens);  // or a block's first row would not be its first token
+        prim::load_box(maps_.v, full, prim::shared_address(storage_.v[slot]), 0, token, piece.head);
       } else {
         full.arrive();
       }
