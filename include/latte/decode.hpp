@@ -123,11 +123,11 @@ struct DecodeArgs {
   const float* kv_scale_ptr = nullptr;  // read at run time instead of kv_scale
   std::span<std::byte> workspace{};     // empty = the slot's own
   Stream stream = nullptr;              // where to queue the work on a device
-  // The kernel may start while the one queued before it still runs, and fetch what is older than the step. It waits by
-  // itself before it reads q or the cache slots of the step's own tokens (a request's last ones, as many as it has
-  // query tokens). Only where the kernel before writes nothing else decode reads: no older slot, not the plan, the
-  // lengths or the page table. If that kernel overlaps its own predecessor, it must wait for it before it lets decode
-  // start.
+  // The kernel may fetch what is older than the step while the one queued before it still runs. It waits by itself
+  // before it reads q or the cache slots of the step's own tokens (a request's last ones, as many as it has query
+  // tokens). Only where the kernel before writes nothing else decode reads: no older slot, not the plan, the lengths or
+  // the page table. With it or without, the launch is a programmatic dependent one: it waits for the kernel queued
+  // before it, and if that one is such a launch too, it must have waited for its own predecessor, as is usual.
   bool overlap_previous = false;
 };
 

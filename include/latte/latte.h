@@ -357,7 +357,7 @@ typedef struct latte_decode_args {
   const float* q_scale_ptr;  /* read at run time instead of q_scale */
   const float* kv_scale_ptr; /* read at run time instead of kv_scale */
   void* stream;
-  int32_t overlap_previous; /* cuda: 1 = may start while the kernel queued before it still runs; see decode.hpp */
+  int32_t overlap_previous; /* cuda: 1 = may fetch older tokens while the kernel before still runs; see decode.hpp */
   int32_t reserved;
 } latte_decode_args;
 /* Inline, so that it makes the struct the caller was compiled with: all zero but for the size and the fp8 scales, 1. */

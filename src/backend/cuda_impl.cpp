@@ -93,7 +93,7 @@ std::size_t CudaImpl::workspace_bytes(const DecodeProblem& problem, const PlanCo
                                       const PlanSizes& sizes) const {
   const std::int64_t partial_bytes =
       sizes.partial_rows * cuda::partial_row_floats(problem.latent) * static_cast<std::int64_t>(sizeof(float));
-  return arrived_bytes(sizes) + static_cast<std::size_t>(partial_bytes);
+  return arrived_bytes(sizes) + static_cast<std::size_t>(round_up(partial_bytes, 256));
 }
 
 Result<std::unique_ptr<StepMemory>> CudaImpl::make_step(const Builder& builder, const BuilderOptions& options) {

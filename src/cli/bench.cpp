@@ -272,7 +272,7 @@ void add_bench(CLI::App& app, Action& action) {
   command->add_option("--min-time", options->min_time, "Seconds of timed calls a row, at least")->capture_default_str();
   command
       ->add_option("--overlap", options->overlap,
-                   "Device: on lets a call's kernel start while the one before it ends (dependent launch)")
+                   "Device: on lets a call's kernel fetch while the one before it ends (DecodeArgs::overlap_previous)")
       ->capture_default_str();
   command->add_flag("--json", options->json, "One JSON object a row on stdout");
   options->shape.add_ops_to(*command);

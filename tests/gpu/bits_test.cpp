@@ -41,7 +41,8 @@ TEST_F(GpuBits, AreTheSameFromRunToRunAndFromReplayToReplay) {
     }
 }
 
-// Launches that start before their predecessor ends: the same buffers, so the same bits.
+// Launches that follow each other at once, and that fetch before their predecessor ends: the same buffers, so the same
+// bits.
 TEST_F(GpuBits, AreTheSameWhenLaunchesOverlap) {
   for (std::int32_t heads : {4, 16, 128}) {
     auto step = DeviceStep::make(backend(), DecodeBatch(mixed_batch(heads)), {}, kLimits);
@@ -50,11 +51,16 @@ TEST_F(GpuBits, AreTheSameWhenLaunchesOverlap) {
     const auto metadata = step->builder.build(0, step->batch.lengths(), stream()).value();
     ASSERT_TRUE(succeeded(backend().synchronize(stream())));
     DecodeArgs args = step->args(stream());
-    args.overlap_previous = true;
-    for (int repeat = 0; repeat < 20; ++repeat) ASSERT_TRUE(succeeded(decode(metadata, args)));
-    ASSERT_TRUE(succeeded(backend().synchronize(stream())));
-    ASSERT_TRUE(succeeded(step->device.download_outputs(step->batch)));
-    EXPECT_EQ(step->batch.result_bits(), first);
+    for (bool overlap : {false, true}) {
+      args.overlap_previous = overlap;
+      step->batch.poison_outputs();
+      ASSERT_TRUE(succeeded(step->device.upload_outputs(step->batch)));
+      ASSERT_TRUE(succeeded(backend().synchronize()));
+      for (int repeat = 0; repeat < 20; ++repeat) ASSERT_TRUE(succeeded(decode(metadata, args)));
+      ASSERT_TRUE(succeeded(backend().synchronize(stream())));
+      ASSERT_TRUE(succeeded(step->device.download_outputs(step->batch)));
+      EXPECT_EQ(step->batch.result_bits(), first) << "overlap " << overlap;
+    }
   }
 }
 

@@ -104,18 +104,19 @@ TEST_F(GpuErrors, MetadataOfAnEarlierStepIsStale) {
 }
 
 TEST_F(GpuErrors, AWorkspaceOfTheCallersServesOnceItIsInitialised) {
-  auto step = DeviceStep::make(backend(), gpu_case({{1, 3000}, {1, 90}}, 16));
+  auto step = DeviceStep::make(backend(), gpu_case({{1, 3000}, {1, 90}}, 3));
   ASSERT_TRUE(succeeded(step->run(backend(), stream())));
   const auto expected = step->batch.result_bits();
   const DecodeCase& c = step->batch.description();
   auto builder = MetadataBuilder::create(backend(), c.problem(), c.limits(), {.own_workspace = false}).value();
-  const auto memory = DeviceMemory::allocate(backend(), builder.workspace_bytes()).value();
+  // The second of two that lie back to back.
+  const auto memory = DeviceMemory::allocate(backend(), 2 * builder.workspace_bytes()).value();
   const std::vector<std::byte> garbage(memory.size(), std::byte{0xee});
   ASSERT_TRUE(succeeded(copy_to_device(backend(), memory.data(), garbage.data(), garbage.size())));
   const auto metadata = builder.build(0, step->batch.lengths(), stream()).value();
   EXPECT_EQ(decode(metadata, step->args(stream())).field(), "workspace");
 
-  const std::span<std::byte> workspace(memory.data(), memory.size());
+  const std::span<std::byte> workspace(memory.data() + builder.workspace_bytes(), builder.workspace_bytes());
   ASSERT_TRUE(succeeded(builder.init_workspace(workspace, stream())));
   DecodeArgs args = step->args(stream());
   args.workspace = workspace;

@@ -130,7 +130,7 @@ TEST_F(GpuDecode, TilesInAnyNumberOfPieces) {
     for (std::int32_t pieces : {2, 3, 4, 5, 8, 17, 40, 131}) {
       DecodeCase c = gpu_case({{1, 64 * 140}, {1, 100}}, heads);
       if (index % 3 == 1) c.kv_format = KvFormat::f16, c.q_dtype = Dtype::f16, c.out_dtype = Dtype::f32;
-      c.latent = index % 5 == 2 ? 256 : 512;
+      c.latent = (index / 8 + index % 8) % 3 == 2 ? 256 : 512;
       c.seed = 900 + static_cast<std::uint64_t>(heads + pieces);
       expect_agreement(backend(), c, {.policy = Policy::uniform(pieces)});
       ++index;

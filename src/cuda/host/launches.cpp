@@ -18,7 +18,7 @@ Status Gpu::prepare(const DecodeKernel& kernel) {
 Status Gpu::decode(const DecodeKernel& kernel, const DecodeCall& call, std::int32_t workers, bool overlap_previous,
                    Stream stream) {
   const Use use(ordinal_);
-  LATTE_RETURN_IF_CUDA_ERROR(launch_decode(kernel, call, workers, {.dependent = overlap_previous}, as_stream(stream)),
+  LATTE_RETURN_IF_CUDA_ERROR(launch_decode(kernel, call, workers, overlap_previous, as_stream(stream)),
                              "a decode launch");
   return {};
 }

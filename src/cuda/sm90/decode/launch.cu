@@ -54,13 +54,13 @@ cudaError_t prepare_decode(const DecodeKernel& kernel) {
                               static_cast<int>(instance.shared_bytes));
 }
 
-cudaError_t launch_decode(const DecodeKernel& kernel, const DecodeCall& call, std::int32_t workers,
-                          const LaunchOptions& options, cudaStream_t stream) {
+cudaError_t launch_decode(const DecodeKernel& kernel, const DecodeCall& call, std::int32_t workers, bool fetch_early,
+                          cudaStream_t stream) {
   const sm90::Instance instance = find(kernel);
   if (instance.function == nullptr) return cudaErrorInvalidDeviceFunction;
   CUtensorMap map{};
   sm90::LaunchShape shape{
-      .plan_is_ready = options.dependent,
+      .plan_is_ready = fetch_early,
       .kv_fits_l2 = kernel.kv_fits_l2,
       .blocks_a_worker = kernel.blocks_a_worker,
       .page_size = sm90::Divider(call.kv.page_size),

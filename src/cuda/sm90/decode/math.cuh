@@ -15,9 +15,6 @@ struct Lane {
         lane(static_cast<int>(threadIdx.x) % 32) {}
 };
 
-// Stands for the type of partials (PartialRow).
-struct PartialValue {};
-
 // Rows of the caller's output, or of partials.
 class Sink {
  public:
@@ -50,12 +47,10 @@ class Sink {
       call_.out.lse[std::int64_t{at.token} * call_.out.lse_token_stride +
                     std::int64_t{at.head} * call_.out.lse_head_stride] = value;
   }
-  // Calls store(Element{}) with the type of the values, so that the question is asked once and not at every store.
+  // Calls store(Element{}) with the type of the output, so that the question is asked once and not at every store.
   template <class Store>
   __device__ void with_type(const Store& store) const {
-    if (partial_row_ >= 0)
-      store(PartialValue{});
-    else if (dtype_ == Dtype::f32)
+    if (dtype_ == Dtype::f32)
       store(float{});
     else if (dtype_ == Dtype::bf16)
       store(__nv_bfloat16{});

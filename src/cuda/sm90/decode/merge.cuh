@@ -108,20 +108,20 @@ struct Slice {
   __device__ Slice(const KernelCall& call, const Piece& piece, std::int32_t vectors)
       : row_step(piece.record.row_end - piece.record.row_begin), log2(0) {
     const std::int32_t* partials = call.plan.reduce_indptr + piece.record.tile;
-    const std::int32_t first = __ldg(partials);
-    pieces = __ldg(partials + 1) - first;
-    const std::int32_t tile_row = __ldg(call.plan.reduce_partial_map + first);
+    const std::int32_t first = __ldcg(partials);
+    pieces = __ldcg(partials + 1) - first;
+    const std::int32_t tile_row = __ldcg(call.plan.reduce_partial_map + first);
     const std::int32_t mine = (piece.record.partial_row - tile_row) / row_step;
     first_row = std::int64_t{tile_row} + piece.row_begin;
     const std::int32_t total = piece.rows * vectors;  // times the most pieces still a 32-bit number
     begin = total * mine / pieces;
     end = total * (mine + 1) / pieces;
     const std::int32_t longest = (total + pieces - 1) / pieces;  // all slices of a tile are joined the same way
-    if (pieces > kMany)
+    if (pieces > kFew)
       while (log2 < 5 && longest << (log2 + 1) <= kMergeThreads && 2 << log2 <= pieces) ++log2;
   }
 
-  static constexpr std::int32_t kMany = 4;  // up to so many partials, a thread takes more than one vector at once
+  static constexpr std::int32_t kFew = 4;  // up to so many partials, a thread takes more than one vector at once
 };
 
 // A tile's partials, as far as this thread block is concerned: its rows, and which slice of them it joins.
@@ -145,11 +145,11 @@ class TileMerge {
     // Enough loads on their way at once to hide how long they take.
     if (slice_.pieces <= 2)
       join<3, 2>(sums, meet);
-    else if (slice_.pieces <= Slice::kMany)
+    else if (slice_.pieces <= Slice::kFew)
       join<2, 4>(sums, meet);
     else
       join<1, 8>(sums, meet);
-    merge_sync();
+    meet();  // the scratch is free again
     if (thread_ == 0) prim::add_wrapping(arrived_, static_cast<std::uint32_t>(2 * slice_.pieces - 1));
   }
 
@@ -222,7 +222,7 @@ class TileMerge {
 
   // A vector's runs, 2^log2 of them, are brought to neighbouring lanes and added up there; all of these get the sum.
   //   scratch[number of the Sum][vector][run], vectors a word further apart than need be: threads of a warp write a
-  //   run's vectors, and read a vector's runs, in different banks.
+  //   run's vectors, and read a vector's runs, mostly in different banks.
   __device__ void add_runs(Sum& sum, float* scratch, Meeting& meet, int log2) const {
     const int runs = 1 << log2, threads = kMergeThreads >> log2;
     auto* numbers = reinterpret_cast<float*>(&sum);
@@ -239,7 +239,6 @@ class TileMerge {
     for (int step = runs / 2; step > 0; step /= 2)
 #pragma unroll
       for (int i = 1; i < kNumbers; ++i) numbers[i] += __shfl_xor_sync(~0u, numbers[i], step);
-    meet();
   }
   static constexpr int kNumbers = sizeof(Sum) / sizeof(float);  // the reference first
 
@@ -252,11 +251,7 @@ class TileMerge {
     std::byte* row = sink.row(r, Config::kLatent);
     if (row == nullptr) return;
     const float inverse = sum.sum > 0 ? reciprocal_fast(sum.sum) : 0.0f;
-    sink.with_type([&](auto element) {
-      using Element = decltype(element);
-      if constexpr (!std::is_same_v<Element, PartialValue>)
-        Order::put(reinterpret_cast<Element*>(row), v, sum.value, inverse);
-    });
+    sink.with_type([&](auto element) { Order::put(reinterpret_cast<decltype(element)*>(row), v, sum.value, inverse); });
   }
 
   const KernelCall& call_;

@@ -302,17 +302,17 @@ class Values {
     }
     s_.sums_empty[slot].arrive();
     ++sums_.count;
-    sink.with_type([&](auto element) {
-      using Element = decltype(element);
+    if (sink.partial()) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const HeldRow<Config> held{o_, at_, h};
-        if constexpr (std::is_same_v<Element, PartialValue>)
-          held.store_partial({reinterpret_cast<float*>(rows[h])}, results[h]);
-        else
-          held.store(reinterpret_cast<Element*>(rows[h]), results[h].inverse);
-      }
-    });
+      for (int h = 0; h < 2; ++h)
+        HeldRow<Config>{o_, at_, h}.store_partial({reinterpret_cast<float*>(rows[h])}, results[h]);
+    } else {
+      sink.with_type([&](auto element) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+          HeldRow<Config>{o_, at_, h}.store(reinterpret_cast<decltype(element)*>(rows[h]), results[h].inverse);
+      });
+    }
   }
 
  private:

@@ -53,14 +53,13 @@ struct alignas(1024) Storage {
   float largest[8][kRows];                     // at the end of a piece of a split tile: of the warps' values
   float stored[2][kRows];                      // at the end of a piece: what each side's values are multiplied by
   std::int32_t bound[kRows];                   // the row sees tokens before this one
-  bool any_split;                              // whether this thread block has a piece of a split tile
   prim::Barrier kv_full[kStages], kv_empty[kStages], met;
 
   __device__ void await_queries() {}  // they are few
 };
 
 // Vector v of a partial's row is what one thread has of the row: two places 8 columns apart in each of kHalfGroups
-// groups. Eight lanes make a line.
+// groups.
 template <class Config>
 struct AsHeld {
   static constexpr int kVector = 2 * Config::kHalfGroups;
@@ -112,7 +111,6 @@ class Consumer {
     const int thread = static_cast<int>(threadIdx.x) - kWarpgroup;
     after_previous_launch();  // it may have written the query
     load_query(piece, thread);
-    if (thread == 0 && piece.split()) s_.any_split = true;
     if (thread < kRows) {
       s_.reference[thread] = minus_infinity();
       s_.bound[thread] = row_bound(call_, piece, piece.first_row() + min(thread, piece.rows - 1));
@@ -329,7 +327,17 @@ class Consumer {
     meet_();
     if (const int r = static_cast<int>(threadIdx.x) - kWarpgroup; r < kRows) finish_row(sink, r);
     meet_();
-    sink.with_type([&](auto element) { store_as<decltype(element)>(sink); });
+    const int v = AsHeld<Config>::vector(at_);
+    if (sink.partial())
+      for_each_row(sink, [&](std::byte* to, const auto& values, float factor) {
+        Row{reinterpret_cast<float*>(to)}.put(v, values, factor);
+      });
+    else
+      sink.with_type([&](auto element) {
+        for_each_row(sink, [&](std::byte* to, const auto& values, float factor) {
+          AsHeld<Config>::put(reinterpret_cast<decltype(element)*>(to), v, values, factor);
+        });
+      });
   }
 
   __device__ void give_largest() {
@@ -369,27 +377,17 @@ class Consumer {
     if (std::byte* to = sink.row(r, Config::kLatent)) *Row{reinterpret_cast<float*>(to)}.tail() = tail;
   }
 
-  // A row's values lie in eight lanes of a warp: 32 bytes of it at a time when they are fp32, which is a whole sector.
-  template <class Element>
-  __device__ void store_as(const Sink& sink) const {
+  // Calls put(row, values, factor) with what this thread has of each of its rows.
+  template <class Put>
+  __device__ void for_each_row(const Sink& sink, const Put& put) const {
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {
-      const float factor = s_.stored[at_.side][row(i)];
       std::byte* to = sink.row(row(i), Config::kLatent);
       if (to == nullptr) continue;
-      if constexpr (std::is_same_v<Element, PartialValue>) {
-        float values[Row::kVector];
+      float values[Row::kVector];
 #pragma unroll
-        for (int e = 0; e < Row::kVector; ++e) values[e] = o_[e / 2][low(i) + e % 2 * 2];
-        Row{reinterpret_cast<float*>(to)}.put(AsHeld<Config>::vector(at_), values, factor);
-      } else {
-        auto* first = reinterpret_cast<Element*>(to) + at_.side * (Config::kLatent / 2) + 16 * at_.warp + at_.lane / 4;
-#pragma unroll
-        for (int block = 0; block < Config::kHalfGroups; ++block) {
-          convert(o_[block][low(i)] * factor, first[block * 64]);
-          convert(o_[block][low(i) + 2] * factor, first[block * 64 + 8]);
-        }
-      }
+      for (int e = 0; e < Row::kVector; ++e) values[e] = o_[e / 2][low(i) + e % 2 * 2];
+      put(to, values, s_.stored[at_.side][row(i)]);
     }
   }
   using Row = PartialRow<AsHeld<Config>, Config::kLatent>;
@@ -438,7 +436,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   auto& s = *reinterpret_cast<Storage<Config>*>(shared);
   if (threadIdx.x == 0) {
     prim::prefetch_map(map);
-    s.any_split = false;
     for (int stage = 0; stage < kStages; ++stage) {
       s.kv_full[stage].init(shape.box_slabs_log2 < 0 ? kWarpgroup : 1);
       s.kv_empty[stage].init(kConsumers);
@@ -463,14 +460,17 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     prim::grow_registers<kConsumerRegisters>();
     Consumer<Config> consumer(s, call);
+    bool any_split = false;
     for (std::int32_t i = share.begin; i < share.end; ++i) {
       const Piece piece = share.piece(i);
       if (piece.rows <= 0) continue;
       consumer.run(piece);
-      merge_sync();  // the partial is stored, and the tables are free for the next piece
-      if (piece.split()) announce(call, piece, share);
+      if (!piece.split()) continue;
+      any_split = true;
+      merge_sync();  // the partial is stored
+      announce(call, piece, share);
     }
-    if (s.any_split) merge_all<Config, AsHeld<Config>>(call, share, s.kv[0], consumer.meeting());
+    if (any_split) merge_all<Config, AsHeld<Config>>(call, share, s.kv[0], consumer.meeting());
   }
 }
 
