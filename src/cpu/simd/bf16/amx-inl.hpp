@@ -95,17 +95,18 @@ struct Amx {
       score_2x1(w, block, t, panel, s, aside);
   }
 
-  static constexpr std::int32_t kCellTurns = 10;         // of prefill at 192/128: score_cell's and accumulate_strip's
-  static constexpr std::int32_t kColumns = 2;            // column panels that accumulate_strip takes
-  static constexpr std::int32_t kNarrow = 192;           // elements of a key
-  static constexpr std::int32_t kTile = kPanel * kPair;  // elements of a tile of p or v
-  static constexpr std::int32_t kOutTile = kPanel * kPanel;  // elements of a tile of o
+  static std::int32_t score_cell_turns(const Work& w) { return w.width / kPair; }
+  static constexpr std::int32_t kStripTurns = kPrefillStep / kPair;  // of accumulate_strip, for a whole block
+  static constexpr std::int32_t kColumns = 2;                        // column panels that accumulate_strip takes
+  static constexpr std::int32_t kNarrow = 192;                       // elements of a key
+  static constexpr std::int32_t kTile = kPanel * kPair;              // elements of a tile of p or v
+  static constexpr std::int32_t kOutTile = kPanel * kPanel;          // elements of a tile of o
 
   // 32 rows x 32 columns.
   template <class Aside>
   HWY_INLINE static void accumulate_2x2(const Work& w, const Block& block, std::int32_t panel, std::int32_t column,
                                         const std::uint16_t* p, const Aside& aside) {
-    const std::int64_t p_panel = static_cast<std::int64_t>(kPanel) * kStep, o_panel = w.o_panel(1, 0);
+    const std::int64_t p_panel = static_cast<std::int64_t>(kPanel) * w.step, o_panel = w.o_panel(1, 0);
     const std::uint16_t* v = block.v + column * w.s.v_panel;
     float* o = w.s.o + w.o_panel(panel, column);
     Tiles::template load<0>(o, 64);

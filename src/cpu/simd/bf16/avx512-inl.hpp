@@ -125,15 +125,16 @@ struct Avx512 {
     }
   }
 
-  static constexpr std::int32_t kCellTurns = 6;  // of prefill at 192/128: score_cell's and accumulate_strip's
-  static constexpr std::int32_t kColumns = 4;    // column panels that accumulate_strip takes
+  static std::int32_t score_cell_turns(const Work&) { return kPair / kBlock; }
+  static constexpr std::int32_t kStripTurns = 2 * kPanel / kBlock;  // of accumulate_strip
+  static constexpr std::int32_t kColumns = 4;                       // column panels that accumulate_strip takes
   template <class Aside>
   HWY_INLINE static void accumulate_strip(const Work& w, const Block& block, std::int32_t panel, std::int32_t column,
                                           const std::uint16_t* p, const Aside& aside) {
     const std::int32_t end = std::min(column + kColumns, w.column_panels);
     for (std::int32_t row = panel * kPanel; row < std::min((panel + 2) * kPanel, w.rows); row += kBlock) {
       accumulate_rows<kBlock>(w, block, row, w.rows - row, column, end,
-                              p + (row / kPanel - panel) * kPanel * kStep + row % kPanel * kPair);
+                              p + (row / kPanel - panel) * kPanel * kPrefillStep + row % kPanel * kPair);
       aside();
     }
   }

@@ -51,12 +51,12 @@ HWY_INLINE void run_decode_with(const Piece& piece) {
   Prefetch ahead(piece.keys, row_bytes(piece.shape.format, piece.shape.width));
   pack_query(w, [] {});
 
-  Block blocks[2] = {{.s = w.s.s[0], .k = w.s.k[0], .v = w.s.v[0], .p = w.s.p[0], .best = w.s.best[0]},
-                     {.s = w.s.s[1], .k = w.s.k[1], .v = w.s.v[1], .p = w.s.p[1], .best = w.s.best[1]}};
+  Block blocks[2] = {{.s = w.s.s[0], .k = w.s.k[0], .v = w.s.v[0], .p = w.s.p, .best = w.s.best[0]},
+                     {.s = w.s.s[1], .k = w.s.k[1], .v = w.s.v[1], .p = w.s.p, .best = w.s.best[1]}};
   Block *now = &blocks[0], *next = &blocks[1];
-  const std::int32_t score_lines = ahead.share(Math::score_turns(w));
+  const std::int32_t score_lines = ahead.share(kStep / 2, Math::score_turns(w));
   const std::int32_t accumulate_turns = Math::accumulate_turns(w);
-  const std::int32_t accumulate_lines = ahead.share(accumulate_turns);
+  const std::int32_t accumulate_lines = ahead.share(kStep / 2, accumulate_turns);
   // PairUp's slices of a block, in as many turns as there are.
   const auto pair_steps = static_cast<std::int32_t>(ceil_div(PairUp::slices(w), accumulate_turns));
 

@@ -17,11 +17,14 @@ namespace latte::cpu::HWY_NAMESPACE::bf16 {
 inline constexpr std::int32_t kPanel = 16;          // rows or columns a tile
 inline constexpr std::int32_t kPair = 32;           // bf16 values in a tile row, and tokens in a tile of V
 inline constexpr std::int32_t kStrip = 2 * kPanel;  // rows that one step of the products works on
-inline constexpr std::int32_t kStep = 128;          // tokens staged at a time
+inline constexpr std::int32_t kStep = 128;          // tokens of a block in decode
+inline constexpr std::int32_t kPrefillStep = 256;   // and in prefill
 inline constexpr std::int32_t kRowTile = 128;
 inline constexpr std::int32_t kPrefillRowTile = 512;
 inline constexpr std::int32_t kMaxRows = std::max(kRowTile, kPrefillRowTile);
 static_assert(kLanes == kPanel);
+
+HWY_INLINE std::int32_t step_tokens(const Shape& shape) { return shape.values_in_keys ? kStep : kPrefillStep; }
 
 // Elements of a staged key: the key, and the low halves of an fp8_ds_mla latent, to a whole number of tile rows.
 HWY_INLINE std::int32_t key_width(const Shape& shape) {
@@ -30,7 +33,7 @@ HWY_INLINE std::int32_t key_width(const Shape& shape) {
 }
 
 struct Scratch {
-  std::uint16_t *q, *k[2], *v[3], *p[2];
+  std::uint16_t *q, *k[2], *v[2], *p;
   std::uint32_t* pairs;  // P^T of one panel, two tokens a word, before it is turned into tiles
   float *s[2], *o, *total_o, *row;
   float *max_log2, *sum, *total_sum, *factor, *best[2], *lag;
@@ -40,18 +43,15 @@ struct Scratch {
   Scratch(Carver& carver, std::int32_t rows, const Shape& shape) {
     const std::int32_t width = key_width(shape), v_width = shape.v_width;
     const std::int64_t padded = round_up(rows, 2 * kPanel);
-    v_panel = kStep * kPanel + 32;
-    q = carver.take<std::uint16_t>(padded * width);
-    for (std::uint16_t*& block : k) block = carver.take<std::uint16_t>(kStep * static_cast<std::int64_t>(width));
     // Prefill has scores of one cell and probabilities of one strip at a time (prefill-inl.hpp), decode of all rows.
     const bool decode = shape.values_in_keys;
+    const std::int64_t step = step_tokens(shape);
+    v_panel = step * kPanel + 32;
+    q = carver.take<std::uint16_t>(padded * width);
+    for (std::uint16_t*& block : k) block = carver.take<std::uint16_t>(step * width);
     for (std::uint16_t*& block : v)
-      block = &block == v + 2 && decode ? nullptr
-                                        : carver.take<std::uint16_t>(round_up(v_width, 2 * kPanel) / kPanel * v_panel);
-    for (std::uint16_t*& block : p)
-      block = &block == p + 1 && decode
-                  ? p[0]
-                  : carver.take<std::uint16_t>((decode ? std::max<std::int64_t>(padded, 4 * kPanel) : kStrip) * kStep);
+      block = carver.take<std::uint16_t>(round_up(v_width, 2 * kPanel) / kPanel * v_panel);
+    p = carver.take<std::uint16_t>((decode ? std::max<std::int64_t>(padded, 4 * kPanel) : kStrip) * step);
     pairs = carver.take<std::uint32_t>(kStep / 2 * kPanel);
     for (float*& block : s) block = carver.take<float>(decode ? padded * kStep : kStrip * kPair);
     o = carver.take<float>(padded * round_up(v_width, 2 * kPanel));
@@ -85,9 +85,9 @@ class Prefetch {
   Prefetch(const TokenReader& reader, std::int32_t token_bytes) : reader_(reader), token_bytes_(token_bytes) {}
 
   void aim(std::int32_t first, std::int32_t end) { next_ = first, end_ = end, offset_ = token_bytes_; }
-  // Lines to fetch at each of `turns` turns to have fetched half a block.
-  std::int32_t share(std::int32_t turns) const {
-    return static_cast<std::int32_t>(ceil_div(std::int64_t{kStep} * ceil_div(token_bytes_, 64), 2 * turns));
+  // Lines to fetch at each of `turns` turns to have fetched `tokens` tokens.
+  std::int32_t share(std::int64_t tokens, std::int32_t turns) const {
+    return static_cast<std::int32_t>(ceil_div(tokens * ceil_div(token_bytes_, 64), turns));
   }
   HWY_INLINE void lines(std::int32_t count) {
     for (; count > 0; --count) {
@@ -108,7 +108,8 @@ class Prefetch {
   const char* token_ = nullptr;
 };
 
-// Up to kStep tokens on their way through the kernel. Two are in flight: one is scored while the other is absorbed.
+// Up to a step of tokens on their way through the kernel. Decode has two in flight: one is scored while the other is
+// absorbed. Prefill has three, without s, p and best, of which it has no more than a strip needs.
 struct Block {
   float* s;          // scores
   std::uint16_t* k;  // keys that could not be used in place
@@ -117,7 +118,7 @@ struct Block {
   float* best;       // largest scores, one a row
   std::int32_t first = 0, tokens = 0;
   std::int32_t extent[kMaxRows / (2 * kPanel)];  // tokens, in whole pairs of panels, that some row of two panels sees
-  KeyTile keys[kStep / kPanel];
+  KeyTile keys[std::max(kStep, kPrefillStep) / kPanel];
 
   std::int32_t padded() const { return static_cast<std::int32_t>(round_up(tokens, kPair)); }
 };
@@ -126,6 +127,7 @@ struct Work {
   const Piece& piece;
   Scratch s;
   std::int32_t rows, panels, width;
+  std::int32_t step;           // tokens of a block
   std::int32_t column_panels;  // of V and O; the last may be unused when v_width is an odd multiple of 16
   bool folded = false;         // the totals hold something
 
@@ -142,6 +144,7 @@ HWY_INLINE Work open_work(const Piece& piece, Carver& carver) {
           .rows = piece.rows(),
           .panels = static_cast<std::int32_t>(ceil_div(piece.rows(), kPanel)),
           .width = key_width(piece.shape),
+          .step = step_tokens(piece.shape),
           .column_panels = static_cast<std::int32_t>(round_up(piece.shape.v_width, 2 * kPanel) / kPanel)};
 }
 

@@ -143,7 +143,7 @@ HWY_INLINE void stage_key(const Work& w, const Block& block, std::int32_t t) {
 // Gives a block its tokens, and says how many of them each pair of panels has to look at.
 HWY_INLINE void aim(const Work& w, Block& block, std::int32_t first) {
   block.first = first;
-  block.tokens = std::min(kStep, w.piece.record.kv_end - first);
+  block.tokens = std::min(w.step, w.piece.record.kv_end - first);
   for (std::int32_t panel = 0; panel < w.panels; panel += 2) {
     const std::int32_t* bound = w.s.bound + panel * kPanel;
     std::int32_t most = _mm512_reduce_max_epi32(_mm512_loadu_si512(bound));
@@ -219,7 +219,7 @@ class PairUp {
   HWY_INLINE void finish() {
     while (pair_ < left_) step();
   }
-  static std::int64_t slices(const Work& w) { return kStep / 2 * ceil_div(w.column_panels, kSlice); }
+  static std::int64_t slices(const Work& w) { return w.step / 2 * ceil_div(w.column_panels, kSlice); }
 
  private:
   // A token's values, of which 32 are taken at a time, as bf16. There are none past the end of the block.

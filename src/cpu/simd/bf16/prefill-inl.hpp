@@ -1,25 +1,28 @@
 // Prefill with the parts of the bf16 kernels (kernel-inl.hpp): the same layouts and products, in another order.
 //
 // Rows of 192/128 have a third of decode's products to a score, so scores that travel to L2 and back cost more than
-// their products. Here they never leave L1. Work goes by cells of 32 rows x 32 tokens; the cells of 32 rows and a
-// block of tokens are a strip. Softmax is nearly as much work as the products, so it has to run beside both of them:
+// their products. Here they have 8 KB, meant to stay in L1. Work goes by cells of 32 rows x 32 tokens; the cells of 32
+// rows and a block of tokens are a strip:
 //
-//   cell n + 1           score, Maxima
-//   cell n               raise, Absorb beside the products of the two other lines
-//   the strip before n's accumulate, some columns with every cell
+//   for every block, strip and cell:  score the cell, beside the softmax of the one before (AbsorbCell)
+//                                     accumulate the strip of the one before, if it was the last of it
+//                                     maxima, raise
+//                                     StageKeys and PairUp of the next block, a few tokens
 //
-//   for every block:  for every strip:  for every cell           StageKeys and PairUp of the next block, a few at a
-//   cell
+// Values do not take turns with scores, although softmax would then have more products to run beside: queries, keys,
+// scores, probabilities, values and outputs of 32 rows are more than L1 holds together. One after the other, a strip's
+// queries can stay in L1 for all of its scores and its probabilities for all of its columns
+// (docs/kernels/prefill_cpu.md has a count of lines, and what it gained).
 //
 // A cell may raise references after earlier cells of its strip became probabilities: these few are scaled again, in
-// bf16, where they no longer matter much. The outputs wait until their strip is accumulated (Strips::lag).
+// bf16, where they no longer matter much. The outputs wait until their strip is accumulated (Scratch::lag).
 //
 // Keys are always staged: where they lie they are a stride of all heads apart, which puts the rows of a tile into one
 // or two sets of L1, and they are read once for every 32 rows. V is paired up from where it lies. Both are fetched into
 // L2 one block before they are read, not earlier: strides of 4 KB and more leave them few sets of L2.
 //
-// Budget for 256 rows and 128 tokens a step at 192/128. L1: s 2 x 4 KB, p 2 x 8, q of a strip 12, a cell's keys 12.
-// L2: q 98, k 2 x 49, v 3 x 33, o 131 = 427 KB.
+// Budget for 512 rows and 256 tokens a step at 192/128. L1: q of a strip 12 KB, a cell's keys 12, s 2 x 4, then p 16,
+// two column panels of v 16, their o 4. L2: q 197, k 2 x 98, v 2 x 66, o 262 = 787 KB.
 #pragma once
 
 #include "cpu/simd/bf16/softmax-inl.hpp"
@@ -46,15 +49,13 @@ class Pace {
 struct Cell {
   Block* block = nullptr;
   std::int32_t panel = 0, panels = 0, t = 0;
-  float* s = nullptr;          // s[panel][32 tokens][16]
-  std::uint16_t* p = nullptr;  // of the strip: p[panel][step / 32][16][32]
+  float* s = nullptr;  // s[panel][32 tokens][16]
 
-  static constexpr std::int64_t kScores = kPair * kPanel;         // of a panel
-  static constexpr std::int64_t kProbabilities = kStep * kPanel;  // of a panel
+  static constexpr std::int64_t kScores = kPair * kPanel;                // of a panel
+  static constexpr std::int64_t kProbabilities = kPrefillStep * kPanel;  // of a panel: p[panel][step / 32][16][32]
 
   std::int32_t first() const { return block->first + t; }
   std::int32_t tokens() const { return std::min(kPair, block->tokens - t); }
-  bool opens_strip() const { return t == 0; }
   bool ends_strip() const { return t + kPair >= block->extent[panel / 2]; }
 };
 
@@ -72,7 +73,7 @@ class AbsorbCell {
     if (left_ == 0) return;
     --left_;
     if (t_ == kPair) {
-      auto* tile = reinterpret_cast<std::uint32_t*>(cell_.p + panel_ * Cell::kProbabilities + cell_.t * kPanel);
+      auto* tile = reinterpret_cast<std::uint32_t*>(w_.s.p + panel_ * Cell::kProbabilities + cell_.t * kPanel);
       transpose_16x16(w_.s.pairs, kPanel, tile, kPanel);
       ++panel_;
       if (left_ > 0) open_panel();
@@ -139,59 +140,40 @@ class Strips {
  public:
   explicit Strips(Work& w) : w_(w) { std::fill(w.s.lag, w.s.lag + w.panels * kPanel, 1.0f); }
 
-  // Scores a cell beside the rest of the one before. `aside` is called at every turn of the products.
+  // Scores a cell beside the softmax of the one before, and ends that one's strip if it was the last of it. `aside` is
+  // called at every turn of the products.
   template <class Aside>
   HWY_INLINE void score(Block& block, std::int32_t panel, std::int32_t t, const Aside& aside) {
-    if (t == 0) strip_ ^= 1;
     turn_ ^= 1;
-    const Cell next{.block = &block,
-                    .panel = panel,
-                    .panels = std::min(2, w_.panels - panel),
-                    .t = t,
-                    .s = w_.s.s[turn_],
-                    .p = w_.s.p[strip_]};
-    advance(&next, aside);
+    const Cell next{
+        .block = &block, .panel = panel, .panels = std::min(2, w_.panels - panel), .t = t, .s = w_.s.s[turn_]};
+    AbsorbCell absorb(w_, now_);
+    Pace pace(AbsorbCell::slices(now_), Math::score_cell_turns(w_));
+    Math::score_cell(w_, block, t, panel, next.s, Cell::kScores, [&] {
+      pace.turn(absorb);
+      aside();
+    });
+    absorb.finish();
+    accumulate(aside);
     now_ = next;
     for (std::int32_t i = 0; i < next.panels; ++i) raise_cell(i);
   }
 
   // Everything scored is in the outputs.
   void drain() {
-    if (now_.block != nullptr) advance(nullptr, [] {});
-    accumulate(w_.column_panels, [] {});
-    now_ = {}, ended_ = {};
+    AbsorbCell(w_, now_).finish();
+    accumulate([] {});
+    now_ = {};
   }
 
  private:
+  // Adds the strip of now_ to the outputs, if now_ is its last cell.
   template <class Aside>
-  HWY_INLINE void advance(const Cell* next, const Aside& aside) {
-    AbsorbCell absorb(w_, now_);
-    // Columns of the strip before that are due by the end of this cell.
-    std::int32_t due = 0;
-    if (now_.block != nullptr)
-      due = w_.column_panels * (now_.t / kPair + 1) / (now_.block->extent[now_.panel / 2] / kPair);
-    Pace pace(AbsorbCell::slices(now_), kTurns);
-    const auto beside = [&] {
-      pace.turn(absorb);
-      aside();
-    };
-    if (next != nullptr) Math::score_cell(w_, *next->block, next->t, next->panel, next->s, Cell::kScores, beside);
-    accumulate(due, beside);
-    absorb.finish();
+  HWY_INLINE void accumulate(const Aside& aside) {
     if (now_.block == nullptr || !now_.ends_strip()) return;
-    accumulate(w_.column_panels, [] {});
-    ended_ = now_, column_ = 0;
     rescale_strip();
-  }
-
-  // Turns of the products of a cell, about.
-  static constexpr std::int32_t kTurns = Math::kCellTurns;
-
-  template <class Aside>
-  HWY_INLINE void accumulate(std::int32_t due, const Aside& aside) {
-    if (ended_.block == nullptr) return;
-    for (; column_ < due; column_ += Math::kColumns)
-      Math::accumulate_strip(w_, *ended_.block, ended_.panel, column_, ended_.p, aside);
+    for (std::int32_t column = 0; column < w_.column_panels; column += Math::kColumns)
+      Math::accumulate_strip(w_, *now_.block, now_.panel, column, w_.s.p, aside);
   }
 
   // References of a panel of the cell just scored.
@@ -207,7 +189,7 @@ class Strips {
     }
     lags_ = true;
     // Probabilities of this strip's earlier cells.
-    std::uint16_t* p = now_.p + i * Cell::kProbabilities;
+    std::uint16_t* p = w_.s.p + i * Cell::kProbabilities;
     for (std::int32_t t = 0; t < now_.t; t += kPair)
       for (std::int32_t r = 0; r < kPanel; ++r, p += kPair) {
         const __m512 factor = _mm512_set1_ps(w_.s.factor[row + r]);
@@ -218,11 +200,11 @@ class Strips {
       }
   }
 
-  // Outputs of a strip whose references rose: before its probabilities are added, after those of the block before.
+  // Outputs of a strip whose references rose, before its probabilities are added.
   HWY_INLINE void rescale_strip() {
     if (!lags_) return;
     lags_ = false;
-    for (std::int32_t panel = ended_.panel; panel < ended_.panel + ended_.panels; ++panel) {
+    for (std::int32_t panel = now_.panel; panel < now_.panel + now_.panels; ++panel) {
       const std::int32_t row = panel * kPanel;
       rescale_panel(w_, w_.s.o, panel, w_.s.lag + row);
       if (w_.folded) rescale_panel(w_, w_.s.total_o, panel, w_.s.lag + row);
@@ -231,9 +213,8 @@ class Strips {
   }
 
   Work& w_;
-  Cell now_, ended_;         // the cell scored last; the strip that is being accumulated
-  std::int32_t column_ = 0;  // of it, the next to be
-  std::int32_t turn_ = 0, strip_ = 0;
+  Cell now_;  // the cell scored last
+  std::int32_t turn_ = 0;
   bool lags_ = false;  // some lag of the strip of now_ is not 1
 };
 
@@ -245,41 +226,44 @@ HWY_INLINE void run_prefill_with(const Piece& piece) {
   // The first two blocks are fetched beside the queries, all others two blocks before they are used.
   Prefetch keys(piece.keys, row_bytes(piece.shape.format, piece.shape.width));
   Prefetch values(piece.values, row_bytes(piece.shape.format, piece.shape.v_width));
-  keys.aim(begin, std::min(begin + 2 * kStep, end));
-  values.aim(begin, std::min(begin + 2 * kStep, end));
-  const std::int32_t first_keys = 4 * keys.share(w.rows), first_values = 4 * values.share(w.rows);
+  keys.aim(begin, std::min(begin + 2 * kPrefillStep, end));
+  values.aim(begin, std::min(begin + 2 * kPrefillStep, end));
+  const std::int32_t first_keys = keys.share(2 * kPrefillStep, w.rows);
+  const std::int32_t first_values = values.share(2 * kPrefillStep, w.rows);
   pack_query(w, [&] {
     keys.lines(first_keys);
     values.lines(first_values);
   });
   Strips<Math> strips(w);
 
-  // Block j is blocks[j % 4]. Keys are in use until the last score of their block, values until its last strip is
-  // accumulated, which ends with the first cell of block j + 2.
-  Block blocks[4] = {};
+  // Block j is blocks[j % 3]. Its keys are in use until its last score, its values until its last strip is accumulated,
+  // which is with the first cell of block j + 1. There is one: the last row of a tile sees all tokens of its piece.
+  Block blocks[3] = {};
   if (begin < end) {
     blocks[0].k = w.s.k[0], blocks[0].v = w.s.v[0];
     aim(w, blocks[0], begin);
     StageKeys(w, blocks[0], true).finish();
     PairUp(w, blocks[0]).finish();
   }
-  const std::int32_t cells = static_cast<std::int32_t>(ceil_div(w.panels, 2)) * (kStep / kPair);
-  const std::int32_t turns = cells * Math::kCellTurns;
-  const std::int32_t key_lines = 2 * keys.share(turns), value_lines = 2 * values.share(turns);
-  Pace stage_pace(kStep, cells), pair_pace(PairUp::slices(w), cells);
+  const auto strip_count = static_cast<std::int32_t>(ceil_div(w.panels, 2));
+  const std::int32_t cells = strip_count * (kPrefillStep / kPair);
+  const auto column_groups = static_cast<std::int32_t>(ceil_div(w.column_panels, Math::kColumns));
+  const std::int32_t turns = cells * Math::score_cell_turns(w) + strip_count * column_groups * Math::kStripTurns;
+  const std::int32_t key_lines = keys.share(kPrefillStep, turns), value_lines = values.share(kPrefillStep, turns);
+  Pace stage_pace(kPrefillStep, cells), pair_pace(PairUp::slices(w), cells);
 
   std::int32_t j = 0;
-  for (std::int32_t first = begin; first < end; first += kStep, ++j) {
-    Block &now = blocks[j % 4], &next = blocks[(j + 1) % 4];
-    const bool more = first + kStep < end;
+  for (std::int32_t first = begin; first < end; first += kPrefillStep, ++j) {
+    Block &now = blocks[j % 3], &next = blocks[(j + 1) % 3];
+    const bool more = first + kPrefillStep < end;
     if (more) {
-      next.k = w.s.k[(j + 1) % 2], next.v = w.s.v[(j + 1) % 3];
-      aim(w, next, first + kStep);
+      next.k = w.s.k[(j + 1) % 2], next.v = w.s.v[(j + 1) % 2];
+      aim(w, next, first + kPrefillStep);
     }
     StageKeys stage(w, next, more);
     PairUp pairs(w, next, more);
-    keys.aim(first + 2 * kStep, std::min(first + 3 * kStep, end));
-    values.aim(first + 2 * kStep, std::min(first + 3 * kStep, end));
+    keys.aim(first + 2 * kPrefillStep, std::min(first + 3 * kPrefillStep, end));
+    values.aim(first + 2 * kPrefillStep, std::min(first + 3 * kPrefillStep, end));
     for (std::int32_t panel = 0; panel < w.panels; panel += 2)
       for (std::int32_t t = 0; t < now.extent[panel / 2]; t += kPair) {
         strips.score(now, panel, t, [&] {
@@ -291,7 +275,7 @@ HWY_INLINE void run_prefill_with(const Piece& piece) {
       }
     stage.finish();
     pairs.finish();
-    if (more && (first + kStep - begin) % kFoldTokens == 0) {
+    if (more && (first + kPrefillStep - begin) % kFoldTokens == 0) {
       strips.drain();
       fold_sums(w);
     }

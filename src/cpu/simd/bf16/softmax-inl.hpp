@@ -39,14 +39,12 @@ HWY_INLINE void rescale_panel(const Work& w, float* outputs, std::int32_t panel,
 // Finds every row's largest score of a scored block. A slice is 32 tokens of a panel.
 class Maxima {
  public:
-  Maxima(const Work& w, const Block& block, bool wanted = true) : w_(w), block_(block), end_(wanted ? w.panels : 0) {
-    if (wanted) std::fill(block.best, block.best + w.panels * kPanel, kNegInf);
+  Maxima(const Work& w, const Block& block) : w_(w), block_(block) {
+    std::fill(block.best, block.best + w.panels * kPanel, kNegInf);
   }
 
-  static std::int32_t slices(const Work& w) { return w.panels * (kStep / kPair); }
-
   HWY_INLINE void step() {
-    if (panel_ >= end_) return;
+    if (panel_ >= w_.panels) return;
     const std::int32_t tokens = std::min({kPair, block_.tokens - t_, block_.extent[panel_ / 2] - t_});
     if (tokens <= 0) {
       t_ = 0, ++panel_;
@@ -61,13 +59,12 @@ class Maxima {
     t_ += kPair;
   }
   HWY_INLINE void finish() {
-    while (panel_ < end_) step();
+    while (panel_ < w_.panels) step();
   }
 
  private:
   const Work& w_;
   const Block& block_;
-  const std::int32_t end_;
   std::int32_t panel_ = 0, t_ = 0;
 };
 
@@ -127,9 +124,6 @@ class Absorb {
   Absorb(Work& w, const Block& block) : w_(w), block_(block), scale_(w.piece.score_scale * kLog2e), panel_(-1) {
     next_panel();
   }
-
-  // Slices of a whole block.
-  static std::int32_t slices(const Work& w) { return w.panels * (kStep / 4 + kStep / kTokens); }
 
   HWY_INLINE void step() {
     if (panel_ >= w_.panels) return;
