@@ -79,7 +79,7 @@ struct Share {
  private:
   __device__ static std::int32_t load_word(const std::int32_t* word) {
     std::int32_t value;
-    asm volatile("ld.global.s32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+    asm volatile("ld.global.s32 %0, [%1];" : "=r"(value) : "l"(word));
     return value;
   }
 };
@@ -103,10 +103,10 @@ __device__ __forceinline__ std::int32_t row_bound(const KernelCall& call, const 
   const std::int32_t token = call.by_heads.divide(row);
   std::int32_t visible = INT32_MAX;
   if (call.lengths.visible) {
-    visible = __ldcg(call.lengths.visible + min(token, call.query_tokens - 1));
+    visible = call.lengths.visible[min(token, call.query_tokens - 1)];
   } else if (call.mask == Mask::causal) {
     const std::int32_t seq_len = piece.record.kv_end + piece.record.kv_after;
-    visible = seq_len - __ldcg(call.lengths.query_start + piece.record.request + 1) + token + 1;
+    visible = seq_len - call.lengths.query_start[piece.record.request + 1] + token + 1;
   }
   return min(visible, piece.record.kv_end);
 }

@@ -31,11 +31,10 @@ class KvCursor {
     const std::int32_t entry = shape_.page_size.divide(token);
     std::int64_t index = entry, last = kv_.list_pages - 1;
     if (kv_.indptr)
-      index = max(std::int64_t{0}, index + __ldcg(kv_.indptr + request_));
+      index = max(std::int64_t{0}, index + kv_.indptr[request_]);
     else
       index += request_ * kv_.row_stride, last += request_ * kv_.row_stride;
-    return {.page = kv_.list_pages > 0 ? __ldcg(kv_.pages + min(index, last)) : 0,
-            .token = token - entry * kv_.page_size};
+    return {.page = kv_.list_pages > 0 ? kv_.pages[min(index, last)] : 0, .token = token - entry * kv_.page_size};
   }
   __device__ std::int32_t clamped(std::int32_t page) const { return max(0, min(page, shape_.last_page)); }
 
@@ -54,8 +53,7 @@ class KvCursor {
       kv_end_ = piece.record.kv_end;
       request_ = piece.record.request;
       if (shape_.plan_is_ready)
-        settled_ =
-            kv_end_ + piece.record.kv_after - (__ldcg(query_start_ + request_ + 1) - __ldcg(query_start_ + request_));
+        settled_ = kv_end_ + piece.record.kv_after - (query_start_[request_ + 1] - query_start_[request_]);
       return;
     }
   }

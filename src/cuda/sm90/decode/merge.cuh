@@ -108,9 +108,9 @@ struct Slice {
   __device__ Slice(const KernelCall& call, const Piece& piece, std::int32_t vectors)
       : row_step(piece.record.row_end - piece.record.row_begin), log2(0) {
     const std::int32_t* partials = call.plan.reduce_indptr + piece.record.tile;
-    const std::int32_t first = __ldcg(partials);
-    pieces = __ldcg(partials + 1) - first;
-    const std::int32_t tile_row = __ldcg(call.plan.reduce_partial_map + first);
+    const std::int32_t first = partials[0];
+    pieces = partials[1] - first;
+    const std::int32_t tile_row = call.plan.reduce_partial_map[first];
     const std::int32_t mine = (piece.record.partial_row - tile_row) / row_step;
     first_row = std::int64_t{tile_row} + piece.row_begin;
     const std::int32_t total = piece.rows * vectors;  // times the most pieces still a 32-bit number
