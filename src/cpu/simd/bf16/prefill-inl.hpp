@@ -96,26 +96,19 @@ class AbsorbCell {
     scores_ = cell_.s + panel_ * Cell::kScores;
     sum_ = w_.s.sum + row;
     _mm512_store_ps(reference_, finite_reference({w_.s.max_log2 + row, sum_, w_.s.bound + row}).raw);
-    // How many tokens of the cell a row sees.
-    const __m512i end = _mm512_min_epi32(_mm512_loadu_si512(w_.s.bound + row),
-                                         _mm512_set1_epi32(cell_.block->first + cell_.block->tokens));
-    const __m512i bound = _mm512_sub_epi32(end, _mm512_set1_epi32(cell_.first()));
+    const __m512i bound = _mm512_min_epi32(_mm512_loadu_si512(w_.s.bound + row),
+                                           _mm512_set1_epi32(cell_.block->first + cell_.block->tokens));
     _mm512_store_si512(bound_, bound);
-    masked_ = _mm512_cmplt_epi32_mask(bound, _mm512_set1_epi32(kPair)) != 0;
-  }
-
-  template <bool masked>
-  HWY_INLINE __m512 probability(std::int32_t t, __m512 scale, __m512 reference) const {
-    const __m512 p = exp2_short(_mm512_fmsub_ps(_mm512_loadu_ps(scores_ + t * kPanel), scale, reference));
-    if constexpr (!masked) return p;
-    return _mm512_maskz_mov_ps(_mm512_cmpgt_epi32_mask(_mm512_load_si512(bound_), _mm512_set1_epi32(t)), p);
+    masked_ = _mm512_cmplt_epi32_mask(bound, _mm512_set1_epi32(cell_.first() + kPair)) != 0;
   }
 
   template <bool masked>
   HWY_INLINE void four_tokens() {
     const __m512 scale = _mm512_set1_ps(scale_), reference = _mm512_load_ps(reference_);
-    const __m512 p0 = probability<masked>(t_, scale, reference), p1 = probability<masked>(t_ + 1, scale, reference);
-    const __m512 p2 = probability<masked>(t_ + 2, scale, reference), p3 = probability<masked>(t_ + 3, scale, reference);
+    const auto at = [&](std::int32_t t) {
+      return probability<masked>(scores_ + t * kPanel, scale, reference, bound_, cell_.first() + t);
+    };
+    const __m512 p0 = at(t_), p1 = at(t_ + 1), p2 = at(t_ + 2), p3 = at(t_ + 3);
     std::uint32_t* words = w_.s.pairs + t_ / 2 * kPanel;
     _mm512_storeu_si512(words, pair_bf16(p0, p1));
     _mm512_storeu_si512(words + kPanel, pair_bf16(p2, p3));

@@ -110,6 +110,15 @@ HWY_INLINE void finish_work(Work& w) {
   });
 }
 
+// Probabilities of one token for a panel's rows, 0 for those that do not see it.
+template <bool masked>
+HWY_INLINE __m512 probability(const float* scores, __m512 scale, __m512 reference, const std::int32_t* bound,
+                              std::int32_t token) {
+  const __m512 p = exp2_short(_mm512_fmsub_ps(_mm512_loadu_ps(scores), scale, reference));
+  if constexpr (!masked) return p;
+  return _mm512_maskz_mov_ps(_mm512_cmpgt_epi32_mask(_mm512_loadu_si512(bound), _mm512_set1_epi32(token)), p);
+}
+
 // How P lies in its tiles, each of 16 rows x 64 bytes.
 enum class Probabilities {
   paired,  // p[panel][token / 32][16][32]: tokens side by side, to meet value pairs
@@ -176,20 +185,12 @@ class Absorb {
   }
 
   template <bool masked>
-  HWY_INLINE __m512 probability(std::int32_t t, __m512 scale, __m512 reference, __m512i bound) const {
-    const __m512 p = exp2_short(_mm512_fmsub_ps(_mm512_loadu_ps(scores_ + t * kPanel), scale, reference));
-    if constexpr (!masked) return p;
-    return _mm512_maskz_mov_ps(_mm512_cmpgt_epi32_mask(bound, _mm512_set1_epi32(block_.first + t)), p);
-  }
-
-  template <bool masked>
   HWY_INLINE void four_tokens() {
     const __m512 scale = _mm512_set1_ps(scale_), reference = _mm512_loadu_ps(reference_);
-    const __m512i bound = _mm512_loadu_si512(bound_);
-    const __m512 p0 = probability<masked>(t_, scale, reference, bound);
-    const __m512 p1 = probability<masked>(t_ + 1, scale, reference, bound);
-    const __m512 p2 = probability<masked>(t_ + 2, scale, reference, bound);
-    const __m512 p3 = probability<masked>(t_ + 3, scale, reference, bound);
+    const auto at = [&](std::int32_t t) {
+      return probability<masked>(scores_ + t * kPanel, scale, reference, bound_, block_.first + t);
+    };
+    const __m512 p0 = at(t_), p1 = at(t_ + 1), p2 = at(t_ + 2), p3 = at(t_ + 3);
     std::uint32_t* words = w_.s.pairs + (t_ - tile_) * kPanel / (kTokens / kPanel);
     if constexpr (layout == Probabilities::paired) {
       _mm512_storeu_si512(words, pair_bf16(p0, p1));
