@@ -26,6 +26,21 @@ inline void relax() {
 #endif
 }
 
+// Looks so often whether it is done. Whoever is waited for may have no processor but this one, which somebody else's
+// load can bring about at any time: so it is offered now and then. Alone on its processor a thread gets it right back.
+template <class Done>
+bool spin_until(int spins, const Done& done) {
+  constexpr int kSpinsAYield = 64;
+  for (int i = 0; i < spins; ++i) {
+    if (done()) return true;
+    if (i % kSpinsAYield == kSpinsAYield - 1)
+      sched_yield();
+    else
+      relax();
+  }
+  return done();
+}
+
 // The caller may have set another rounding mode or flush-to-zero; results must not depend on which worker ran a piece.
 class DefaultFloatingPoint {
  public:
@@ -109,10 +124,10 @@ struct Workers::State {
     std::fesetenv(FE_DFL_ENV);
     std::uint64_t seen = 0;
     for (;;) {
-      for (int i = 0; i < spins && epoch.load(std::memory_order_acquire) == seen; ++i) relax();
-      if (epoch.load(std::memory_order_acquire) == seen) {
+      const auto called = [&] { return epoch.load(std::memory_order_acquire) != seen; };
+      if (!spin_until(spins, called)) {
         std::unique_lock lock(sleep);
-        wake.wait(lock, [&] { return epoch.load(std::memory_order_acquire) != seen; });
+        wake.wait(lock, called);
       }
       ++seen;
       if (stop.load(std::memory_order_relaxed)) return;
@@ -169,10 +184,10 @@ void Workers::run(std::int32_t active, Task task, void* context) {
     task(context, 0);
   }
   if (active <= 1) return;
-  for (int i = 0; i < s.spins && s.pending.load(std::memory_order_acquire) > 0; ++i) relax();
-  if (s.pending.load(std::memory_order_acquire) == 0) return;
+  const auto all_done = [&] { return s.pending.load(std::memory_order_acquire) == 0; };
+  if (spin_until(s.spins, all_done)) return;
   std::unique_lock lock(s.sleep);
-  s.all_done.wait(lock, [&] { return s.pending.load(std::memory_order_acquire) == 0; });
+  s.all_done.wait(lock, all_done);
 }
 
 }  // namespace latte::cpu

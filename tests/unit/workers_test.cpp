@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <sched.h>
 #include <set>
 #include <thread>
 #include <vector>
@@ -124,6 +125,34 @@ TEST(WorkersThreads, WorkersThatSleptWakeAgain) {
     workers.run(3, Tally::task, &tally);
     tally.expect_each_once(3);
   }
+}
+
+// As where somebody else's load, or an affinity mask that came later, leaves them one processor together.
+TEST(WorkersThreads, MayAllComeToShareOneProcessor) {
+  cpu_set_t before, one;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(before), &before), 0);
+  int processor = 0;
+  while (!CPU_ISSET(processor, &before)) ++processor;
+  CPU_ZERO(&one);
+  CPU_SET(processor, &one);
+  std::thread([&] {
+    Workers workers(std::min(available_threads(), kMost));  // not more than processors, so that they spin for long
+    ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+    struct Pin {
+      const cpu_set_t& to;
+      Tally tally = {};
+      static void task(void* context, std::int32_t worker) {
+        auto& pin = *static_cast<Pin*>(context);
+        sched_setaffinity(0, sizeof(pin.to), &pin.to);
+        Tally::task(&pin.tally, worker);
+      }
+    };
+    for (int call = 0; call < 200; ++call) {
+      Pin pin{one};
+      workers.run(workers.count(), Pin::task, &pin);
+      pin.tally.expect_each_once(workers.count());
+    }
+  }).join();
 }
 
 TEST(WorkersThreads, ConcurrentCallersTakeTurns) {
