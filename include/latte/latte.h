@@ -406,6 +406,7 @@ typedef struct latte_write_kv_args {
   float kv_scale; /* fp8_e4m3: stored = value / kv_scale */
   int32_t reserved;
   void* stream;
+  const float* kv_scale_ptr; /* read at run time instead of kv_scale, where the tensors are */
 } latte_write_kv_args;
 static inline latte_write_kv_args latte_write_kv_args_init(void) {
   latte_write_kv_args args;
@@ -438,6 +439,7 @@ typedef struct latte_gather_kv_args {
   float kv_scale; /* fp8_e4m3 only */
   int32_t reserved;
   void* stream;
+  const float* kv_scale_ptr; /* read at run time instead of kv_scale, where the tensors are */
 } latte_gather_kv_args;
 static inline latte_gather_kv_args latte_gather_kv_args_init(void) {
   latte_gather_kv_args args;
@@ -604,6 +606,7 @@ typedef struct latte_prefill_args {
   int32_t reserved;
   latte_expand_chunk expand;
   void* user;
+  const float* kv_scale_ptr; /* read at run time instead of kv_scale, where the tensors are */
 } latte_prefill_args;
 static inline latte_prefill_args latte_prefill_args_init(void) {
   latte_prefill_args args;

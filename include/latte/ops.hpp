@@ -28,8 +28,9 @@ struct WriteKvArgs {
   std::span<const std::int64_t> slot_mapping{};  // [N]: page * page_size + position; negative = skip
   TensorView kv_cache{};                         // [pages, page_size, W]
   KvFormat format = KvFormat::bf16;
-  float kv_scale = 1;       // fp8_e4m3: stored = value / kv_scale
-  Stream stream = nullptr;  // where to queue the work on a device
+  float kv_scale = 1;                   // fp8_e4m3: stored = value / kv_scale
+  const float* kv_scale_ptr = nullptr;  // read at run time instead of kv_scale, where the tensors are
+  Stream stream = nullptr;              // where to queue the work on a device
 };
 
 // Rounds to nearest even; fp8 saturates at 448. Slots of one call must differ. On a device slot_mapping lies there too;
@@ -39,7 +40,8 @@ Status write_kv(const Backend& backend, const WriteKvArgs& args);
 struct GatherKvArgs {
   ConstTensorView kv_cache{};  // [pages, page_size, W]
   KvFormat format = KvFormat::bf16;
-  float kv_scale = 1;  // fp8_e4m3 only
+  float kv_scale = 1;                   // fp8_e4m3 only
+  const float* kv_scale_ptr = nullptr;  // read at run time instead of kv_scale, where the tensors are
   PageTable pages{};
   // Row out_start[b] + i gets token first_token + i of request b, for all rows before out_start[b + 1].
   std::int32_t first_token = 0;

@@ -54,9 +54,10 @@ struct PrefillArgs {
   Stream stream = nullptr;                   // where to queue the work on a device
 
   // Only with PrefillProblem::context.
-  ConstTensorView kv_cache{};  // [pages, page_size, W]
-  PageTable pages{};           // of the context tokens
-  float kv_scale = 1;          // fp8_e4m3 cache only
+  ConstTensorView kv_cache{};           // [pages, page_size, W]
+  PageTable pages{};                    // of the context tokens
+  float kv_scale = 1;                   // fp8_e4m3 cache only
+  const float* kv_scale_ptr = nullptr;  // read at run time instead of kv_scale, where the tensors are
   ExpandChunk expand = nullptr;
   void* user = nullptr;
 };

@@ -210,6 +210,7 @@ latte_code latte_write_kv(const latte_backend* backend, const latte_write_kv_arg
     LATTE_RETURN_IF_ERROR(read_tensor(full.kv_cache, "kv_cache", call.kv_cache));
     LATTE_RETURN_IF_ERROR(read_span(full.slot_mapping, full.slot_mapping_count, "slot_mapping", call.slot_mapping));
     call.kv_scale = full.kv_scale;
+    call.kv_scale_ptr = full.kv_scale_ptr;
     call.stream = full.stream;
     return write_kv(backend->backend, call);
   });

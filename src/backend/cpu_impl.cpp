@@ -230,7 +230,7 @@ Status CpuImpl::write_kv(const WriteKvArgs& args) {
                                .latent = static_cast<std::int32_t>(args.kv_c.shape[1]),
                                .rope = static_cast<std::int32_t>(args.k_pe.shape[1]),
                                .format = args.format,
-                               .kv_scale = args.kv_scale});
+                               .kv_scale = args.kv_scale_ptr ? *args.kv_scale_ptr : args.kv_scale});
   return {};
 }
 

@@ -222,6 +222,7 @@ Status CudaImpl::gather_kv(const GatherKvArgs& args) {
   return device_->gather_kv({.kv = cache_view(args.kv_cache, args.pages),
                              .format = args.format,
                              .kv_scale = args.kv_scale,
+                             .kv_scale_ptr = args.kv_scale_ptr,
                              .first_token = args.first_token,
                              .out_start = args.out_start.data(),
                              .requests = static_cast<std::int32_t>(args.out_start.size()) - 1,

@@ -90,7 +90,12 @@ Status validate_outputs(const PlannedStep& step, const TensorView& out, const Te
   return check_disjoint(lse, "lse", tokens, 1);
 }
 
-Status validate_kv_scale(KvFormat format, float kv_scale) {
+Status validate_kv_scale(KvFormat format, float value, const float* at, Place place) {
+  if (at != nullptr && place == Place::device) {
+    if (format == KvFormat::fp8_e4m3) return {};
+    return invalid("kv_scale_ptr", std::string("null, as the cache is ") + kv_format_name(format), "an address");
+  }
+  const float kv_scale = at != nullptr ? *at : value;
   LATTE_RETURN_IF_ERROR(validate_scale("kv_scale", kv_scale));
   // A scale that would be ignored is a caller who expects another result.
   if (format != KvFormat::fp8_e4m3 && kv_scale != 1)
@@ -110,7 +115,7 @@ Status validate_scales(const PlannedStep& step, const DecodeArgs& args) {
   LATTE_RETURN_IF_ERROR(validate_scale("q_scale", q_scale));
   if (problem.q_dtype != Dtype::fp8_e4m3 && q_scale != 1)
     return invalid("q_scale", std::string("1, as q is ") + dtype_name(problem.q_dtype), text(q_scale));
-  LATTE_RETURN_IF_ERROR(validate_kv_scale(problem.kv_format, kv_scale));
+  LATTE_RETURN_IF_ERROR(validate_kv_scale(problem.kv_format, kv_scale, nullptr, step.place));
   const float product = args.scale * q_scale * kv_scale;
   if (!std::isfinite(product) || product <= 0)
     return invalid("scale", "a finite scale * q_scale * kv_scale above 0", text(product));

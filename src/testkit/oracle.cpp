@@ -189,7 +189,8 @@ void write_kv_oracle(const WriteKvArgs& args) {
       for (std::int64_t d = 0; d < rope; ++d) store(Dtype::bf16, values[latent + d], token + kDsMlaRopeOffset + 2 * d);
     } else {
       const Dtype dtype = args.format == KvFormat::fp8_e4m3 ? Dtype::fp8_e4m3 : args.kv_cache.dtype;
-      const double scale = args.format == KvFormat::fp8_e4m3 ? args.kv_scale : 1.0;
+      const double kv_scale = args.kv_scale_ptr ? *args.kv_scale_ptr : args.kv_scale;
+      const double scale = args.format == KvFormat::fp8_e4m3 ? kv_scale : 1.0;
       const auto step = static_cast<std::int64_t>(dtype_bytes(dtype));
       for (std::int64_t d = 0; d < latent + rope; ++d) store(dtype, values[d] / scale, token + d * step);
     }

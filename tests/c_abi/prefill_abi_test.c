@@ -1,5 +1,6 @@
 /* Prefill, gather_kv and the workspace manager from plain C. */
 #include <math.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -214,6 +215,7 @@ void prefill_context(void) {
   latte_error error = LATTE_ERROR_INIT;
   latte_gather_kv_args gather = latte_gather_kv_args_init();
   static const int32_t out_start[3] = {0, 4, 4};
+  static const float scale = 2.0f;
   float rows[4 * kRow];
   int i;
   if (!setup(&p, 1)) return;
@@ -246,6 +248,12 @@ void prefill_context(void) {
   gather.tokens = 4;
   CHECK_CODE(LATTE_OK, latte_gather_kv(p.backend, &gather, NULL));
   for (i = 0; i < 4; ++i) CHECK(memcmp(rows + i * kRow, old_token(&p, 2 + i), kRow * sizeof *rows) == 0);
+  gather.kv_scale_ptr = &scale; /* a scale that a cache of floats has no use for */
+  CHECK_CODE(LATTE_INVALID_ARGUMENT, latte_gather_kv(p.backend, &gather, &error));
+  CHECK(strcmp(error.field, "kv_scale") == 0);
+  gather.size = (uint32_t)offsetof(latte_gather_kv_args, kv_scale_ptr); /* of a caller who does not know it yet */
+  CHECK_CODE(LATTE_OK, latte_gather_kv(p.backend, &gather, NULL));
+  gather.size = sizeof gather;
   CHECK_CODE(LATTE_MISSING_ARGUMENT, latte_gather_kv(NULL, &gather, NULL));
   CHECK_CODE(LATTE_MISSING_ARGUMENT, latte_gather_kv(p.backend, NULL, NULL));
   teardown(&p);

@@ -53,6 +53,7 @@ TEST_P(GatherKv, FindsTheTokensOfEveryFormat) {
                                    std::byte{0xa7});
         GatherKvArgs args;
         args.kv_cache = cache_view, args.format = format, args.kv_scale = kv_scale;
+        if (csr) args.kv_scale = std::nanf(""), args.kv_scale_ptr = &kv_scale;
         if (csr)
           args.pages.page_indptr = indptr, args.pages.page_indices = table;
         else

@@ -3,6 +3,7 @@
 #include <cfloat>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <numeric>
 
 #include <gtest/gtest.h>
@@ -26,6 +27,7 @@ struct WriteCase {
   Dtype dtype = Dtype::bf16;
   bool gapped = false;
   float kv_scale = 1;
+  bool by_address = false;  // kv_scale is
   double spread = 1;
 };
 
@@ -64,7 +66,8 @@ class Writing {
             .slot_mapping = slots_,
             .kv_cache = cache,
             .format = case_.format,
-            .kv_scale = case_.kv_scale};
+            .kv_scale = case_.by_address ? std::numeric_limits<float>::quiet_NaN() : case_.kv_scale,
+            .kv_scale_ptr = case_.by_address ? &case_.kv_scale : nullptr};
   }
 
   const std::vector<std::int64_t>& slots() const { return slots_; }
@@ -116,6 +119,7 @@ TEST_F(WriteKv, StoresTheBytesOfTheOracle) {
           if (c.rope == 0) c.rope = 16;
           // Division by a power of two is exact, so that there is one right answer.
           if (format == KvFormat::fp8_e4m3) c.kv_scale = gapped ? 0.25f : 2.0f;
+          c.by_address = latent == 48;
           Writing writing(c, run_seed());
           std::vector<std::byte> got, want;
           const Status status = write_kv(backend, writing.args(got));

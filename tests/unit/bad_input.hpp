@@ -136,6 +136,7 @@ inline latte_write_kv_args to_c(const WriteKvArgs& args) {
   out.slot_mapping = args.slot_mapping.data();
   out.slot_mapping_count = static_cast<int64_t>(args.slot_mapping.size());
   out.kv_scale = args.kv_scale;
+  out.kv_scale_ptr = args.kv_scale_ptr;
   out.stream = args.stream;
   return out;
 }

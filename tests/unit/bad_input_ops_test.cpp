@@ -133,6 +133,7 @@ const std::vector<Case<WriteCall>>& write_cases() {
        }},
       {"kv_scale is NaN", invalid_argument, "kv_scale", [](W& w) { w.args.kv_scale = kNan; }},
       {"kv_scale with an fp32 cache", invalid_argument, "kv_scale", [](W& w) { w.args.kv_scale = 2; }},
+      {"kv_scale behind a pointer", invalid_argument, "kv_scale", [](W& w) { w.args.kv_scale_ptr = &kNan; }},
   };
   return kCases;
 }

@@ -8,6 +8,8 @@
 namespace latte::bad_input {
 namespace {
 
+constexpr float kMinusOne = -1;
+
 using enum Code;
 
 constexpr std::int32_t kMaxInt = std::numeric_limits<std::int32_t>::max();
@@ -215,6 +217,7 @@ const std::vector<GatherCase>& gather_cases() {
       {"cache of another width", invalid_argument, "kv_cache", [](Gather&, G& a) { a.kv_cache.shape[2] = 16; }},
       {"cache of empty pages", invalid_argument, "kv_cache", [](Gather&, G& a) { a.kv_cache.shape[1] = 0; }},
       {"kv_scale with an fp32 cache", invalid_argument, "kv_scale", [](Gather&, G& a) { a.kv_scale = 2; }},
+      {"kv_scale behind a pointer", invalid_argument, "kv_scale", [](Gather&, G& a) { a.kv_scale_ptr = &kMinusOne; }},
       {"no out", missing_argument, "out", [](Gather&, G& a) { a.out = {}; }},
       {"out with too few rows", invalid_argument, "out", [](Gather&, G& a) { a.out.shape[0] = 4; }},
       {"out of fp8", invalid_argument, "out", [](Gather&, G& a) { a.out.dtype = Dtype::fp8_e4m3; }},

@@ -75,6 +75,7 @@ const std::vector<BrokenCall>& prefill_cases() {
       {"k_scale a head without pointer", missing_argument, "k_scale", [](C&, A& a) { a.k_scale.per_head = true; }},
       {"kv_scale with an fp32 cache", invalid_argument, "kv_scale", [](C&, A& a) { a.kv_scale = 2; }},
       {"kv_scale is infinite", invalid_argument, "kv_scale", [](C&, A& a) { a.kv_scale = kInf; }},
+      {"kv_scale behind a pointer", invalid_argument, "kv_scale", [](C&, A& a) { a.kv_scale_ptr = &kInf; }},
       // workspace and stream
       {"workspace too small", invalid_argument, "workspace", [](C& c, A& a) { a.workspace = {c.workspace, 64}; }},
       {"workspace misaligned", invalid_argument, "workspace",

@@ -9,16 +9,16 @@ namespace {
 
 constexpr std::int32_t kThreads = 256, kWarps = kThreads / 32;
 
-__device__ float load_value(const std::byte* token, const GatherKvCall& call, std::int32_t i) {
+__device__ float load_value(const std::byte* token, KvFormat format, float kv_scale, std::int32_t i) {
   const auto half = [](const std::byte* values, std::int32_t at) {
     return reinterpret_cast<const std::uint16_t*>(values)[at];
   };
   const auto e4m3 = [&](std::int32_t at) { return e4m3_to_f32(static_cast<std::uint8_t>(token[at])); };
-  switch (call.format) {
+  switch (format) {
     case KvFormat::bf16: return bf16_to_f32(half(token, i));
     case KvFormat::f16: return f16_to_f32(half(token, i));
     case KvFormat::f32: return reinterpret_cast<const float*>(token)[i];
-    case KvFormat::fp8_e4m3: return e4m3(i) * call.kv_scale;
+    case KvFormat::fp8_e4m3: return e4m3(i) * kv_scale;
     case KvFormat::fp8_ds_mla: break;
   }
   if (i >= kDsMlaGroups * kDsMlaGroup)
@@ -42,6 +42,7 @@ __device__ std::int32_t owner(const GatherKvCall& call, std::int32_t row) {
 __global__ void __launch_bounds__(kThreads) gather_kv_kernel(const __grid_constant__ GatherKvCall call) {
   const auto lane = static_cast<std::int32_t>(threadIdx.x) % 32;
   const std::int64_t size = dtype_size(call.out_dtype);
+  const float kv_scale = call.kv_scale_ptr ? *call.kv_scale_ptr : call.kv_scale;
   for (std::int64_t row = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; row < call.tokens;
        row += std::int64_t{gridDim.x} * kWarps) {
     const std::int32_t request = owner(call, static_cast<std::int32_t>(row));
@@ -61,7 +62,7 @@ __global__ void __launch_bounds__(kThreads) gather_kv_kernel(const __grid_consta
                              (position - page * kv.page_size) * kv.token_stride_bytes;
     std::byte* out = static_cast<std::byte*>(call.out) + row * call.out_stride * size;
     for (std::int32_t i = lane; i < call.width; i += 32) {
-      const float value[1] = {load_value(token, call, i)};
+      const float value[1] = {load_value(token, call.format, kv_scale, i)};
       store_values(out + i * size, call.out_dtype, value);
     }
   }

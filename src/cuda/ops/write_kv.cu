@@ -56,6 +56,7 @@ __global__ void __launch_bounds__(kThreads) write_kv_kernel(const __grid_constan
   const auto* kv_c = static_cast<const std::byte*>(call.kv_c);
   const auto* k_pe = static_cast<const std::byte*>(call.k_pe);
   const std::int64_t size = dtype_size(call.dtype);
+  const float kv_scale = call.kv_scale_ptr ? *call.kv_scale_ptr : call.kv_scale;
   for (std::int64_t n = blockIdx.x; n < call.tokens; n += gridDim.x) {
     const std::int64_t slot = call.slots[n];
     if (slot < 0) continue;
@@ -72,7 +73,7 @@ __global__ void __launch_bounds__(kThreads) write_kv_kernel(const __grid_constan
     for (auto i = static_cast<std::int32_t>(threadIdx.x); i < call.latent + call.rope; i += kThreads) {
       const float value =
           i < call.latent ? value_at(latent, call.dtype, i) : value_at(rope, call.dtype, i - call.latent);
-      store_value(token, call.format, i, value, call.kv_scale);
+      store_value(token, call.format, i, value, kv_scale);
     }
   }
 }
