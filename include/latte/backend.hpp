@@ -15,7 +15,9 @@
 namespace latte {
 
 struct BackendOptions {
-  std::string_view name = "cpu";     // or cuda
+  // cpu, cuda, or auto: cuda where it can be opened with these options, else cpu, with the reason in MachineInfo::note.
+  // With auto `threads` and `device` count for the backend that has them, and naming a kernel asks for cpu.
+  std::string_view name = "cpu";
   std::int32_t threads = 0;          // cpu: 0 = what the affinity mask and the cgroup allow
   std::string_view kernel = "auto";  // cpu: or the name of one: amx, avx512_bf16, avx512, avx2, scalar, ...
   std::int32_t device = 0;           // cuda: which GPU, as the driver numbers them
@@ -37,6 +39,7 @@ struct MachineInfo {
   std::vector<KernelInfo> kernels;  // best first
   std::string device{};             // the GPU's name; empty on cpu
   std::string driver{};             // "driver 580.65.06, CUDA 13.0"; empty on cpu
+  std::string note{};               // of a backend opened as auto: why it is not cuda; else empty
 };
 
 // The answer of supports(): whether, by which kernel, and if not, why not.

@@ -77,7 +77,7 @@ typedef struct latte_backend latte_backend;
 typedef struct latte_backend_options {
   uint32_t size;
   int32_t threads;    /* 0 = what the affinity mask and the cgroup allow */
-  const char* name;   /* NULL = "cpu", or "cuda" */
+  const char* name;   /* NULL = "cpu", "cuda", or "auto": cuda where it can be opened, else cpu (see note) */
   const char* kernel; /* NULL = "auto", or the name of one */
   int32_t device;     /* cuda: which GPU, as the driver numbers them */
   int32_t reserved;
@@ -95,9 +95,10 @@ typedef struct latte_machine_info {
   int32_t on_device;  /* 1: tensors lie in the device's memory */
   const char* device; /* the GPU's name, or "" */
   const char* driver; /* "driver 580.65.06, CUDA 13.0", or "" */
+  const char* note;   /* of a backend opened as "auto": why it is not cuda, or "" */
 } latte_machine_info;
 #define LATTE_MACHINE_INFO_INIT \
-  { sizeof(latte_machine_info), 0, NULL, NULL, NULL, 0, 0, NULL, NULL }
+  { sizeof(latte_machine_info), 0, NULL, NULL, NULL, 0, 0, NULL, NULL, NULL }
 
 typedef struct latte_kernel_info {
   uint32_t size;

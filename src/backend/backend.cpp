@@ -46,15 +46,32 @@ Result<Choice> choose_anywhere(const PlanTarget& target, const Problem& problem,
 }  // namespace backend
 
 Result<Backend> Backend::open(const BackendOptions& options) {
+  if (options.name == "auto") {
+    BackendOptions device = options, host = options;
+    device.name = "cuda";
+    device.threads = 0;
+    host.name = "cpu";
+    host.device = 0;
+    auto opened = open(device);
+    // No GPU is a reason to go on without one; a wrong number for one is an error.
+    if (opened.ok() || opened.status().code() == Code::invalid_argument) return opened;
+    auto instead = open(host);
+    if (instead.ok()) instead->impl_->note = "cuda cannot be opened: " + opened.status().message();
+    return instead;
+  }
   const bool cuda = options.name == "cuda";
   if (!cuda && options.name != "cpu")
-    return backend::unsupported("name", "cpu or cuda", "\"" + std::string(options.name) + "\"");
+    return backend::unsupported("name", "cpu, cuda or auto", "\"" + std::string(options.name) + "\"");
   auto impl = cuda ? backend::open_cuda(options) : backend::open_cpu(options);
   if (!impl.ok()) return impl.status();
   return Backend(std::move(*impl));
 }
 
-MachineInfo Backend::info() const { return impl_->info(); }
+MachineInfo Backend::info() const {
+  MachineInfo info = impl_->info();
+  info.note = impl_->note;
+  return info;
+}
 
 std::int32_t Backend::workers() const { return impl_->workers(); }
 

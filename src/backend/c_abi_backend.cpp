@@ -60,7 +60,8 @@ latte_code latte_backend_info(const latte_backend* backend, latte_machine_info* 
                   .kernel_count = static_cast<std::int32_t>(backend->info.kernels.size()),
                   .on_device = backend->backend.on_device() ? 1 : 0,
                   .device = backend->info.device.c_str(),
-                  .driver = backend->info.driver.c_str()},
+                  .driver = backend->info.driver.c_str(),
+                  .note = backend->info.note.c_str()},
                  info);
     return {};
   });

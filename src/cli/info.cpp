@@ -72,10 +72,10 @@ std::vector<PrefillRow> prefill_rows(const Backend& backend) {
 }
 
 void print_json(const Backend& backend, const MachineInfo& info, const std::string& reason) {
-  nlohmann::ordered_json json = {{"version", version()},     {"commit", kCommit},         {"compiler", compiler()},
-                                 {"backend", info.backend},  {"cpu", info.cpu},           {"threads", info.threads},
-                                 {"threads_reason", reason}, {"features", info.features}, {"device", info.device},
-                                 {"driver", info.driver},    {"cuda", cuda_text()}};
+  nlohmann::ordered_json json = {{"version", version()},    {"commit", kCommit},        {"compiler", compiler()},
+                                 {"backend", info.backend}, {"note", info.note},        {"cpu", info.cpu},
+                                 {"threads", info.threads}, {"threads_reason", reason}, {"features", info.features},
+                                 {"device", info.device},   {"driver", info.driver},    {"cuda", cuda_text()}};
   for (const KernelInfo& kernel : info.kernels)
     json["kernels"].push_back(
         {{"name", kernel.name}, {"usable", kernel.usable}, {"reason", kernel.reason}, {"serves", kernel.serves}});
@@ -90,7 +90,7 @@ void print_json(const Backend& backend, const MachineInfo& info, const std::stri
 void print_text(const Backend& backend, const MachineInfo& info, const std::string& reason) {
   fmt::print("latte {} ({}, {})\n", version(), kCommit, compiler());
   fmt::print("machine   {}\n", info.cpu);
-  fmt::print("backend   {}\n", info.backend);
+  fmt::print("backend   {}{}{}\n", info.backend, info.note.empty() ? "" : ": ", info.note);
   if (info.device.empty())
     fmt::print("threads   {}: {}\n", info.threads, reason);
   else
@@ -115,7 +115,7 @@ int run(const InfoOptions& options) {
     fmt::print("{}", support_markdown());
     return kExitOk;
   }
-  const Result<Backend> backend = options.backend.open();
+  const Result<Backend> backend = options.backend.open(false);
   if (!backend) return fail(backend.status());
   const MachineInfo info = backend->info();
   const std::string reason =
@@ -133,7 +133,7 @@ void add_info(CLI::App& app, Action& action) {
   auto options = std::make_shared<InfoOptions>();
   CLI::App* command =
       app.add_subcommand("info", "The machine, its kernels and why the others are not used; what latte supports");
-  command->add_option("--backend", options->backend.name, "Which backend to ask: cpu or cuda")->capture_default_str();
+  command->add_option("--backend", options->backend.name, kBackendHelp)->capture_default_str();
   command->add_option("--device", options->backend.device, "Which GPU, as the driver numbers them")
       ->capture_default_str();
   command->add_option("--threads", options->backend.threads, "Worker threads; 0 = all this process may use")

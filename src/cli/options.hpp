@@ -52,6 +52,8 @@ struct PrefillShape {
 };
 Result<PrefillShape> resolve_prefill(const ShapeOptions& options);
 
+inline constexpr const char* kBackendHelp = "Where to run: cpu, cuda, or auto = cuda where it can be used, else cpu";
+
 struct BackendChoice {
   std::string name = "cpu";
   std::string kernel = "auto";
@@ -59,9 +61,8 @@ struct BackendChoice {
   std::int32_t device = 0;
 
   void add_to(CLI::App& command);
-  Result<Backend> open() const {
-    return Backend::open({.name = name, .threads = threads, .kernel = kernel, .device = device});
-  }
+  // Says on stderr why `auto` became what it is, unless the command tells it itself.
+  Result<Backend> open(bool tell = true) const;
 };
 
 // "balanced", "uniform:4", "batch_invariant", "batch_invariant:2048"

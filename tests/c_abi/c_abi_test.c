@@ -545,6 +545,16 @@ static void streams_and_devices(void) {
     CHECK(code == LATTE_UNSUPPORTED && backend == NULL && strlen(error.got) > 0);
   }
   CHECK_CODE(LATTE_OK, latte_backend_close(backend, NULL));
+
+  /* The GPU if it opens, else the CPU and why. */
+  options.name = "auto";
+  CHECK_CODE(LATTE_OK, latte_backend_info(s.backend, &info, NULL));
+  CHECK(strcmp(info.note, "") == 0);
+  if (CHECK_CODE(LATTE_OK, latte_backend_open(&options, &backend, &error))) {
+    CHECK_CODE(LATTE_OK, latte_backend_info(backend, &info, NULL));
+    CHECK(info.on_device == (code == LATTE_OK) && (strlen(info.note) == 0) == (code == LATTE_OK));
+    CHECK_CODE(LATTE_OK, latte_backend_close(backend, NULL));
+  }
   teardown(&s);
 }
 

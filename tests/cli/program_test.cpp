@@ -270,6 +270,23 @@ TEST(Program, InfoSaysWhetherCudaCanBeUsed) {
   EXPECT_EQ(run_latte({"info", "--backend", "cuda"}).exit_code, open ? 0 : 2);
 }
 
+TEST(Program, AutoRunsSomewhereAndSaysWhyNotOnAGpu) {
+  const bool gpu = Backend::open({.name = "cuda"}).ok();
+  const ProgramRun run = run_latte({"info", "--backend", "auto", "--json"});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const Json info = Json::parse(run.out);
+  EXPECT_EQ(info["backend"], gpu ? "cuda" : "cpu");
+  EXPECT_EQ(info["note"].get<std::string>().empty(), gpu) << info["note"];
+  EXPECT_EQ(run_latte({"info", "--backend", "auto"}).out.find("cuda cannot be opened") == std::string::npos, gpu);
+  EXPECT_EQ(Json::parse(run_latte({"info", "--json"}).out)["note"], "");
+
+  // A kernel's name asks for the CPU, with and without a GPU.
+  const ProgramRun plan = run_latte({"plan", "--spec", "q1s1k", "--backend", "auto", "--kernel", "scalar"});
+  ASSERT_EQ(plan.exit_code, 0) << plan.err;
+  EXPECT_EQ(plan.err.rfind("latte: cpu, as cuda cannot be opened: ", 0), 0u) << plan.err;
+  EXPECT_NE(plan.out.find("kernel     scalar"), std::string::npos) << plan.out;
+}
+
 TEST(Program, CheckPassesItsQuickGrid) {
   const ProgramRun run = run_latte({"check", "--quick", "--json"});
   EXPECT_EQ(run.exit_code, 0) << run.out << run.err;

@@ -94,6 +94,14 @@ TEST_F(GpuErrors, OptionsThatOnlyACpuHasAreRefused) {
   EXPECT_EQ(Backend::open({.name = "cuda", .device = -1}).status().field(), "device");
 }
 
+TEST_F(GpuErrors, AutoIsTheGpuAndAWrongDeviceIsStillAnError) {
+  const auto opened = Backend::open({.name = "auto", .threads = 1});
+  ASSERT_TRUE(succeeded(opened.status()));
+  EXPECT_TRUE(opened->on_device());
+  EXPECT_EQ(opened->info().note, "");
+  EXPECT_EQ(Backend::open({.name = "auto", .device = 1000}).status().field(), "device");
+}
+
 TEST_F(GpuErrors, MetadataOfAnEarlierStepIsStale) {
   auto step = DeviceStep::make(backend(), gpu_case({{1, 200}}, 16));
   const auto old = step->builder.build(0, step->batch.lengths(), stream()).value();

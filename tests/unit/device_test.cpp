@@ -165,5 +165,33 @@ TEST(CudaOpen, WorksOrSaysWhyNot) {
   EXPECT_TRUE(Backend::open({.threads = 1}).ok());
 }
 
+TEST(AutoOpen, IsCudaWhereItOpensAndElseTheCpuWithTheReason) {
+  const auto cuda = Backend::open({.name = "cuda"});
+  const auto backend = Backend::open({.name = "auto", .threads = 1});
+  ASSERT_TRUE(backend.ok()) << backend.status().message();
+  EXPECT_EQ(backend->on_device(), cuda.ok());
+  EXPECT_EQ(backend->info().backend, cuda.ok() ? "cuda" : "cpu");
+  if (cuda.ok()) {
+    EXPECT_EQ(backend->info().note, "");
+  } else {
+    EXPECT_EQ(backend->workers(), 1);
+    EXPECT_NE(backend->info().note.find(cuda.status().message()), std::string::npos) << backend->info().note;
+    EXPECT_TRUE(backend->supports(DecodeProblem{.heads = 16}).ok);
+    EXPECT_EQ(Backend::open({.name = "auto", .threads = 1, .device = 1})->info().backend, "cpu")
+        << "which GPU does not matter where there is none";
+    EXPECT_EQ(Backend::open({.name = "auto", .threads = -1}).status().field(), "threads");
+  }
+  EXPECT_EQ(Backend::open({.threads = 1})->info().note, "") << "asked for by name";
+}
+
+// A kernel's name is one of the CPU's, so that this is the same with and without a GPU.
+TEST(AutoOpen, WithAKernelIsTheCpu) {
+  const auto backend = Backend::open({.name = "auto", .threads = 1, .kernel = "scalar"});
+  ASSERT_TRUE(backend.ok()) << backend.status().message();
+  EXPECT_EQ(backend->info().backend, "cpu");
+  EXPECT_NE(backend->info().note.find("kernel"), std::string::npos) << backend->info().note;
+  EXPECT_EQ(Backend::open({.name = "auto", .kernel = "abacus"}).status().field(), "kernel");
+}
+
 }  // namespace
 }  // namespace latte
