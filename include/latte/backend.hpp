@@ -107,20 +107,23 @@ class Backend {
 
 // What a machine that is not at hand would choose: for looking at plans, and for sizing buffers, without the device.
 struct PlanTarget {
-  std::string_view backend = "cuda";
-  std::int32_t workers = 132;  // threads of a cpu, multiprocessors of a GPU
+  std::string_view backend{};  // a name that Backend::open takes, except auto
+  std::int32_t workers = 0;    // >= 1: threads, multiprocessors
 };
 Result<KernelChoice> choose_for(const PlanTarget& target, const DecodeProblem& problem, const Limits& limits,
                                 const Policy& policy = {});
 Result<PrefillChoice> choose_for(const PlanTarget& target, const PrefillProblem& problem, const Limits& limits,
                                  const Policy& policy = {});
 
-// One row of the support table: what a backend takes, generated from the code that decides it.
+// What each backend takes, generated from the code that decides it.
 struct SupportRow {
   std::string feature;
-  std::string cpu;
-  std::string cuda;
+  std::vector<std::string> answers;  // in the order of SupportTable::backends
 };
-std::vector<SupportRow> support_table();
+struct SupportTable {
+  std::vector<std::string> backends;  // as Backend::open names them
+  std::vector<SupportRow> rows;
+};
+SupportTable support_table();
 
 }  // namespace latte

@@ -181,10 +181,10 @@ LATTE_API latte_code latte_backend_supports(const latte_backend* backend, const 
 
 typedef struct latte_support_row {
   uint32_t size;
-  int32_t reserved;
-  const char* feature; /* these live for ever */
-  const char* cpu;
-  const char* cuda;
+  int32_t backend_count;
+  const char* feature;         /* these live for ever */
+  const char* const* backends; /* [backend_count] names, the same in every row */
+  const char* const* answers;  /* [backend_count] */
 } latte_support_row;
 #define LATTE_SUPPORT_ROW_INIT \
   { sizeof(latte_support_row), 0, NULL, NULL, NULL }

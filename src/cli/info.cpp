@@ -1,4 +1,5 @@
 // latte info: the machine, which kernels it can run and why not the others, and what latte supports at all.
+#include <cctype>
 #include <sched.h>
 #include <thread>
 
@@ -38,10 +39,22 @@ std::string threads_reason(std::int32_t threads, std::int32_t asked) {
                      std::max(machine, allowed));
 }
 
+// "CPU"
+std::string heading(std::string backend) {
+  for (char& letter : backend) letter = static_cast<char>(std::toupper(static_cast<unsigned char>(letter)));
+  return backend;
+}
+
 std::string support_markdown() {
-  std::string text = "| feature | CPU | CUDA |\n|---|---|---|\n";
-  for (const SupportRow& row : support_table())
-    text += fmt::format("| {} | {} | {} |\n", row.feature, row.cpu, row.cuda);
+  const SupportTable table = support_table();
+  std::string text = "| feature |", rule = "|---|";
+  for (const std::string& backend : table.backends) {
+    text += fmt::format(" {} |", heading(backend));
+    rule += "---|";
+  }
+  text += "\n" + rule + "\n";
+  for (const SupportRow& row : table.rows)
+    text += fmt::format("| {} | {} |\n", row.feature, fmt::join(row.answers, " | "));
   return text;
 }
 
@@ -82,8 +95,13 @@ void print_json(const Backend& backend, const MachineInfo& info, const std::stri
   for (const PrefillRow& row : prefill_rows(backend))
     json["prefill"].push_back(
         {{"dtype", row.dtype}, {"kernel", row.kernel}, {"math", row.math}, {"reason", row.reason}});
-  for (const SupportRow& row : support_table())
-    json["support"].push_back({{"feature", row.feature}, {"cpu", row.cpu}, {"cuda", row.cuda}});
+  const SupportTable support = support_table();
+  for (const SupportRow& row : support.rows) {
+    nlohmann::ordered_json answers;
+    answers["feature"] = row.feature;
+    for (std::size_t i = 0; i < row.answers.size(); ++i) answers[support.backends[i]] = row.answers[i];
+    json["support"].push_back(std::move(answers));
+  }
   fmt::print("{}\n", json.dump());
 }
 
@@ -105,9 +123,16 @@ void print_text(const Backend& backend, const MachineInfo& info, const std::stri
   Table prefill({"q, k, v", "kernel", "math", "why"});
   for (const PrefillRow& row : prefill_rows(backend)) prefill.add({row.dtype, row.kernel, row.math, row.reason});
   fmt::print("Prefill (192 and 128 wide, math automatic):\n{}\n", prefill.text("  "));
-  Table support({"feature", "CPU", "CUDA"});
-  for (const SupportRow& row : support_table()) support.add({row.feature, row.cpu, row.cuda});
-  fmt::print("Support:\n{}", support.text("  "));
+  const SupportTable support = support_table();
+  std::vector<std::string> headings = {"feature"};
+  for (const std::string& name : support.backends) headings.push_back(heading(name));
+  Table rows(headings);
+  for (const SupportRow& row : support.rows) {
+    std::vector<std::string> cells = {row.feature};
+    cells.insert(cells.end(), row.answers.begin(), row.answers.end());
+    rows.add(cells);
+  }
+  fmt::print("Support:\n{}", rows.text("  "));
 }
 
 int run(const InfoOptions& options) {

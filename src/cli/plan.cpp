@@ -14,6 +14,9 @@
 namespace latte::cli {
 namespace {
 
+// Of the GPU that is planned for where there is none: an H100 or H200.
+constexpr std::int32_t kAssumedMultiprocessors = 132;
+
 struct PlanOptions {
   std::string spec;
   std::string policy = "balanced";
@@ -47,7 +50,7 @@ auto choose(const PlanOptions& options, const Problem& problem, const Limits& li
   if (options.workers < 0)
     return Status(Code::invalid_argument, "--workers", "0 or more", fmt::format("{}", options.workers));
   if (options.backend.name == "cuda") {
-    PlanTarget target{.backend = "cuda"};
+    PlanTarget target{.backend = "cuda", .workers = kAssumedMultiprocessors};
     if (const Result<Backend> backend = options.backend.open(); backend) target.workers = backend->workers();
     if (options.workers > 0) target.workers = options.workers;
     return choose_for(target, problem, limits, policy);

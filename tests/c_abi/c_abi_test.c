@@ -242,8 +242,9 @@ static void support(void) {
   CHECK(rows > 10);
   for (i = 0; i < rows; ++i) {
     CHECK_CODE(LATTE_OK, latte_support_table_row(i, &row, NULL));
-    CHECK(strlen(row.feature) > 0 && strlen(row.cpu) > 0 && strlen(row.cuda) > 0);
-    CHECK(strcmp(row.cpu, "no") != 0);
+    CHECK(strlen(row.feature) > 0 && row.backend_count == 2);
+    CHECK(strcmp(row.backends[0], "cpu") == 0 && strcmp(row.backends[1], "cuda") == 0);
+    CHECK(strlen(row.answers[0]) > 0 && strlen(row.answers[1]) > 0 && strcmp(row.answers[0], "no") != 0);
   }
   CHECK_CODE(LATTE_INVALID_ARGUMENT, latte_support_table_row(rows, &row, NULL));
   CHECK_CODE(LATTE_MISSING_ARGUMENT, latte_support_table_rows(NULL, NULL));
