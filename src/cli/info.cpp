@@ -164,7 +164,8 @@ void add_info(CLI::App& app, Action& action) {
   command->add_option("--threads", options->backend.threads, "Worker threads; 0 = all this process may use")
       ->capture_default_str();
   command->add_flag("--json", options->json, "One JSON object instead of text");
-  command->add_flag("--support-markdown", options->support_markdown, "Only the support table, as the README has it");
+  command->add_flag("--support-markdown", options->support_markdown, "Only the support table, as the README has it")
+      ->excludes("--json", "--backend", "--device", "--threads");
   command->callback([options, &action] { action = [options] { return run(*options); }; });
 }
 

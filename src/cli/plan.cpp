@@ -43,33 +43,38 @@ struct Planned {
 };
 
 // Kernel, tile sizes and costs. The number of workers is the caller's, also beyond this machine's. A GPU's choice needs
-// none to be there.
+// none to be there, as long as the options ask for no certain one.
 template <class Problem>
 auto choose(const PlanOptions& options, const Problem& problem, const Limits& limits, const Policy& policy)
     -> decltype(choose_for(PlanTarget{}, problem, limits, policy)) {
   if (options.workers < 0)
     return Status(Code::invalid_argument, "--workers", "0 or more", fmt::format("{}", options.workers));
-  if (options.backend.name == "cuda") {
-    PlanTarget target{.backend = "cuda", .workers = kAssumedMultiprocessors};
-    if (const Result<Backend> backend = options.backend.open(); backend) target.workers = backend->workers();
-    if (options.workers > 0) target.workers = options.workers;
-    return choose_for(target, problem, limits, policy);
+  const BackendChoice& asked = options.backend;
+  const Result<Backend> backend = asked.open();
+  const bool assumed =
+      !backend && asked.name == "cuda" && asked.kernel == "auto" && asked.threads == 0 && asked.device == 0;
+  if (!backend && !assumed) return backend.status();
+  if (backend && !backend->on_device()) {
+    auto choice = backend->choose(problem, limits, policy);
+    if (choice && options.workers > 0) choice->plan.workers = choice->plan.limits.workers = options.workers;
+    return choice;
   }
-  const Result<Backend> backend = options.backend.open();
-  if (!backend) return backend.status();
-  auto choice = backend->choose(problem, limits, policy);
-  if (choice && options.workers > 0) choice->plan.workers = choice->plan.limits.workers = options.workers;
-  return choice;
+  const std::string name = backend ? backend->info().backend : asked.name;
+  const std::int32_t workers = options.workers > 0 ? options.workers
+                               : backend           ? backend->workers()
+                                                   : kAssumedMultiprocessors;
+  return choose_for({.backend = name, .workers = workers}, problem, limits, policy);
 }
 
-Result<KernelChoice> choose(const PlanOptions& options, Op op, const Shape& shape, const Limits& limits,
-                            const Policy& policy) {
-  if (op == Op::decode) return choose(options, shape.problem, limits, policy);
-  const PrefillProblem problem{.heads = shape.problem.heads,
-                               .dtype = shape.problem.q_dtype,
-                               .out_dtype = shape.problem.out_dtype,
-                               .mask = shape.problem.mask};
-  Result<PrefillChoice> choice = choose(options, problem, limits, policy);
+Result<KernelChoice> choose(const PlanOptions& options, Op op, const Limits& limits, const Policy& policy) {
+  if (op == Op::decode) {
+    const Result<Shape> shape = resolve(options.shape);
+    if (!shape) return shape.status();
+    return choose(options, shape->problem, limits, policy);
+  }
+  const Result<PrefillShape> shape = resolve_prefill(options.shape);
+  if (!shape) return shape.status();
+  Result<PrefillChoice> choice = choose(options, shape->problem, limits, policy);
   if (!choice) return choice.status();
   return KernelChoice{
       .kernel = std::move(choice->kernel), .reason = std::move(choice->reason), .plan = std::move(choice->plan)};
@@ -78,13 +83,11 @@ Result<KernelChoice> choose(const PlanOptions& options, Op op, const Shape& shap
 Result<Planned> make(const PlanOptions& options) {
   Result<BatchSpec> spec = parse_batch_spec(options.spec);
   if (!spec) return spec.status();
-  const Result<Shape> shape = resolve(options.shape);
-  if (!shape) return shape.status();
   const Result<Policy> policy = parse_policy(options.policy);
   if (!policy) return policy.status();
-  const Result<Op> op = parse_op(options.shape.op);
+  const Result<Op> op = options.shape.checked_op();
   if (!op) return op.status();
-  Result<KernelChoice> choice = choose(options, *op, *shape, spec->limits(), *policy);
+  Result<KernelChoice> choice = choose(options, *op, spec->limits(), *policy);
   if (!choice) return choice.status();
   BatchLengths lengths = batch_lengths(*spec);
   Result<OwnedPlan> owned = OwnedPlan::make(choice->plan, lengths.view());
@@ -227,14 +230,14 @@ void add_plan(CLI::App& app, Action& action) {
   auto options = std::make_shared<PlanOptions>();
   CLI::App* command = app.add_subcommand("plan", "Who computes what: the plan of a batch as text, JSON or a picture");
   command->add_option("--spec", options->spec, "The batch, like 1q1s64k_63q1s2k")->required();
-  command->add_option("--op", options->shape.op, "decode or prefill (keys and values of 192 and 128, dtype as --q)")
-      ->capture_default_str();
   command->add_option("--workers", options->workers, "Workers to plan for; 0 = this machine's")->capture_default_str();
   command->add_option("--policy", options->policy, "balanced, uniform:N or batch_invariant[:TOKENS]")
       ->capture_default_str();
   command->add_option("--rows", options->rows, "Workers shown in the text; -1 = all")->capture_default_str();
   command->add_option("--svg", options->svg, "Also draw the plan into this file");
-  command->add_flag("--json", options->json, "The six arrays, lengths and cost model as one JSON object");
+  command->add_flag("--json", options->json, "The six arrays, lengths and cost model as one JSON object")
+      ->excludes("--rows");
+  options->shape.add_ops_to(*command);
   options->shape.add_to(*command);
   options->backend.add_to(*command);
   command->footer(
