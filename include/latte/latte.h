@@ -214,7 +214,7 @@ typedef struct latte_builder_info {
   int32_t row_tile; /* most query rows (tokens * heads) a tile holds */
   int32_t kv_block; /* KV ranges are multiples of this, except at the end */
   int32_t workers;
-  int32_t policy_n; /* with the kernel's choice filled in */
+  int32_t policy_n; /* as planned: the kernel's choice filled in, chunks rounded up to whole kv_blocks */
   const char* kernel;
   uint64_t workspace_bytes; /* of one slot, to be aligned to 64 bytes */
   int64_t max_tiles;        /* upper bounds that the limits give */
@@ -495,7 +495,7 @@ typedef struct latte_prefill_builder_info {
   int32_t row_tile; /* most query tokens (of one head) a tile holds */
   int32_t kv_block; /* KV ranges are multiples of this, except at the end */
   int32_t workers;
-  int32_t policy_n;     /* with the kernel's choice filled in */
+  int32_t policy_n;     /* as planned: chunks rounded up to whole kv_blocks */
   int32_t math;         /* what runs: half or fp8 */
   int32_t chunk_tokens; /* most context tokens of a chunk, over all requests; 0 = no context */
   const char* kernel;

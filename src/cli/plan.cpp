@@ -32,6 +32,7 @@ struct PlanOptions {
 struct Planned {
   BatchSpec spec;
   BatchLengths lengths;
+  Policy asked;
   KernelChoice choice;  // with the number of workers that was asked for
   OwnedPlan owned;
 
@@ -94,13 +95,17 @@ Result<Planned> make(const PlanOptions& options) {
   if (!owned) return owned.status();
   return Planned{.spec = std::move(*spec),
                  .lengths = std::move(lengths),
+                 .asked = *policy,
                  .choice = std::move(*choice),
                  .owned = std::move(*owned)};
 }
 
-// What balanced settled for.
+// What balanced settled for, or how large a chunk is.
 std::string choice_text(const Planned& planned) {
-  if (planned.config().policy.kind != PolicyKind::balanced) return policy_text(planned.config().policy);
+  if (planned.config().policy.kind != PolicyKind::balanced) {
+    const std::string asked = policy_text(planned.asked), made = policy_text(planned.config().policy);
+    return made == asked ? made : fmt::format("{}, asked for as {}", made, asked);
+  }
   const std::int32_t splits = planned.plan().work_meta_data[kMetaSplits];
   if (planned.config().op == Op::prefill)
     return splits == 0 ? "balanced, whole tiles and the last ones cut to fill the shares" : "balanced, whole tiles";
@@ -173,6 +178,7 @@ void print_json(const Planned& planned) {
       {"kernel", planned.choice.kernel},
       {"reason", planned.choice.reason},
       {"policy", policy_text(config.policy)},
+      {"policy_asked", policy_text(planned.asked)},
       {"heads", config.heads},
       {"workers", config.workers},
       {"mask", mask_name(config.mask)},

@@ -478,6 +478,7 @@ static void policies_and_slots(void) {
   latte_builder_options options = LATTE_BUILDER_OPTIONS_INIT;
   latte_problem problem = step_problem(LATTE_MASK_CAUSAL);
   latte_limits limits = step_limits();
+  latte_builder_info info = LATTE_BUILDER_INFO_INIT;
   latte_metadata first = LATTE_METADATA_INIT;
   latte_decode_args args;
   int32_t policy;
@@ -489,6 +490,9 @@ static void policies_and_slots(void) {
     s.builder = NULL;
     options.policy = policy;
     if (!CHECK_CODE(LATTE_OK, latte_builder_create(s.backend, &problem, &limits, &options, &s.builder, NULL))) break;
+    CHECK_CODE(LATTE_OK, latte_builder_get_info(s.builder, &info, NULL));
+    if (policy == LATTE_POLICY_UNIFORM) CHECK(info.policy_n == 2);
+    if (policy == LATTE_POLICY_BATCH_INVARIANT) CHECK(info.policy_n == info.kv_block);
     CHECK_CODE(LATTE_OK, build_step(&s, kKeys));
     args = step_args(&s);
     memset(s.out, 0, sizeof s.out);

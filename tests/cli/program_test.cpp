@@ -193,6 +193,22 @@ TEST(Program, ThePlanAsTextSumsUpAndTheSvgIsWritten) {
     EXPECT_NE(prefill.out.find(text), std::string::npos) << text << "\n" << prefill.out;
 }
 
+TEST(Program, AChunkIsShownAsItIsPlanned) {
+  const ProgramRun run = run_latte({"plan", "--spec", "q1s1k", "--policy", "batch_invariant:7", "--json"});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const Json plan = Json::parse(run.out);
+  EXPECT_EQ(plan["policy"], "batch_invariant:" + plan["kv_block"].dump());
+  EXPECT_EQ(plan["policy_asked"], "batch_invariant:7");
+  for (const Json& record : plan["work_info_set"])
+    EXPECT_EQ(record[5].get<int>() - record[4].get<int>(), plan["kv_block"].get<int>());
+  const ProgramRun text = run_latte({"plan", "--spec", "q1s1k", "--policy", "batch_invariant:7"});
+  EXPECT_NE(text.out.find(", asked for as batch_invariant:7\n"), std::string::npos) << text.out;
+  const ProgramRun bench =
+      run_latte({"bench", "--spec", "q1s1k", "--policy", "batch_invariant:7", "--repeats", "3", "--json"});
+  ASSERT_EQ(bench.exit_code, 0) << bench.err;
+  EXPECT_EQ(Json::parse(bench.out)["policy"], plan["policy"]);
+}
+
 TEST(Program, ABenchRowInJsonHasItsKeysAndAddsUp) {
   const ProgramRun run =
       run_latte({"bench", "--spec", "2q1s64", "--spec", "q3s100_q1s10", "4q1s1k", "--heads", "8", "--page", "16",

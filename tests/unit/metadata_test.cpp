@@ -166,6 +166,17 @@ TEST_F(Metadata, CarriesAllThatWasPlanned) {
   EXPECT_EQ(metadata.visible()[2], 9);
 }
 
+TEST_F(Metadata, ChunksAreShownInTheWholeBlocksThatArePlanned) {
+  const auto planned = [&](std::int32_t tokens) {
+    return builder({.policy = Policy::batch_invariant(tokens)}).plan_config().policy.n;
+  };
+  const std::int32_t block = builder({}).plan_config().kv_block;
+  EXPECT_EQ(planned(1), block);
+  EXPECT_EQ(planned(block), block);
+  EXPECT_EQ(planned(block + 1), 2 * block);
+  EXPECT_EQ(planned(INT32_MAX), INT32_MAX);
+}
+
 TEST_F(Metadata, NeverBuiltShowsAnEmptyStep) {
   const DecodeMetadata never;
   EXPECT_EQ(never.generation(), 0u);
