@@ -10,8 +10,8 @@
  * Errors. Every call returns a latte_code and, where `error` is not NULL, fills it in: which field, what was expected,
  * what came. Nothing throws, prints, or ends the process. On an error no output is touched.
  *
- * Handles. One thread at a time per builder slot; everything else may be shared between threads. Strings that the
- * library returns live as long as the handle they were asked from. */
+ * Handles. One thread at a time per builder slot and per workspace; everything else may be shared between threads.
+ * Strings that the library returns live as long as the handle they were asked from. */
 #ifndef LATTE_LATTE_H
 #define LATTE_LATTE_H
 
@@ -159,7 +159,7 @@ typedef struct latte_limits {
   int32_t max_total_query_tokens; /* of a step; 0 = max_requests * max_query_tokens */
   int64_t max_total_kv_tokens;    /* of a step; 0 = max_requests * max_kv_tokens */
   int32_t max_kv_tokens;          /* of one request */
-  int32_t workers;                /* 0 = all the backend has */
+  int32_t workers;                /* 0 = all the backend has; decode on cuda: >= 2 above 64 rows, see problem.hpp */
 } latte_limits;
 #define LATTE_LIMITS_INIT \
   { sizeof(latte_limits), 0, 1, 0, 0, 0, 0 }
@@ -371,7 +371,8 @@ static inline latte_decode_args latte_decode_args_init(void) {
   return args;
 }
 
-/* Writes every element of out and lse for rows [0, query_start[B]) and nothing else. */
+/* Writes every element of out and lse for rows [0, query_start[B]) and nothing else. That they overlap neither each
+ * other nor what the call reads is the caller's to see to. */
 LATTE_API latte_code latte_decode(const latte_metadata* metadata, const latte_decode_args* args, latte_error* error);
 
 typedef struct latte_partial {
@@ -381,7 +382,7 @@ typedef struct latte_partial {
 
 typedef struct latte_merge_args {
   uint32_t size;
-  int32_t partial_count;
+  int32_t partial_count; /* >= 1; cuda: at most 64 */
   const latte_partial* partials;
   latte_tensor out; /* may be one of the partials' own */
   latte_tensor lse; /* optional */
@@ -617,7 +618,8 @@ static inline latte_prefill_args latte_prefill_args_init(void) {
   return args;
 }
 
-/* Writes every element of out and lse for rows [0, query_start[B]) and nothing else. */
+/* Writes every element of out and lse for rows [0, query_start[B]) and nothing else. That they overlap neither each
+ * other nor what the call reads is the caller's to see to. */
 LATTE_API latte_code latte_prefill(const latte_prefill_metadata* metadata, const latte_prefill_args* args,
                                    latte_error* error);
 
