@@ -4,7 +4,9 @@
 #include <array>
 #include <initializer_list>
 #include <limits>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "backend/validate.hpp"
 #include "backend/views.hpp"
@@ -263,6 +265,19 @@ std::string merges(const Column& column) {
   return list.text();
 }
 
+std::string merge_partials(const Column& column) {
+  alignas(16) std::array<float, 16> memory{};
+  const TensorView out = dense(memory.data(), Dtype::f32, {1, 1, 16});
+  const std::vector<Partial> parts(1000, {out, dense(memory.data(), Dtype::f32, {1, 1})});
+  const auto takes = [&](std::size_t count) {
+    return validate_merge_args(std::span(parts).first(count), out, {}, column.place).ok();
+  };
+  if (takes(parts.size())) return "any >= 1";
+  std::size_t most = 0;
+  while (takes(most + 1)) ++most;
+  return "1 to " + std::to_string(most);
+}
+
 }  // namespace
 }  // namespace backend
 
@@ -298,6 +313,7 @@ SupportTable support_table() {
   add("prefill: planning policies", backend::prefill_policies);
   add("prefill: caches of older tokens", backend::prefill_contexts);
   add("merge dtypes", backend::merges);
+  add("merge partials", backend::merge_partials);
   add("write_kv formats", backend::cache_writes);
   return table;
 }

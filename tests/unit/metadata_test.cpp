@@ -1,4 +1,5 @@
 // Slots, generations, moved builders, and that neither build() nor decode() allocates.
+#include <algorithm>
 #include <array>
 #include <new>
 #include <optional>
@@ -54,6 +55,27 @@ TEST_F(Metadata, BuildAndDecodeAllocateNothing) {
     ASSERT_TRUE(status.ok()) << status.message();
     EXPECT_EQ(run, 0);
   }
+}
+
+TEST_F(Metadata, MergingAFewAllocatesNothingFromCppAndFromC) {
+  const DecodeArgs args = step_.args();
+  std::fill(step_.out.begin(), step_.out.end(), 1.0f);
+  std::fill(step_.lse.begin(), step_.lse.end(), 0.0f);
+  const std::vector<Partial> parts(32, {args.out, args.lse});
+  const std::vector<latte_partial> c_parts(32, {to_c(args.out), to_c(args.lse)});
+  latte_merge_args c_args = latte_merge_args_init();
+  c_args.partials = c_parts.data();
+  c_args.partial_count = static_cast<std::int32_t>(c_parts.size());
+  c_args.out = to_c(args.out);
+  c_args.lse = to_c(args.lse);
+  latte_backend* c_backend = bad_input::open_c();
+  AllocationCount count;
+  const Status status = merge(backend_, parts, args.out, args.lse);
+  const latte_code code = latte_merge(c_backend, &c_args, nullptr);
+  EXPECT_EQ(count.stop(), 0);
+  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_EQ(code, LATTE_OK);
+  latte_backend_close(c_backend, nullptr);
 }
 
 TEST_F(Metadata, NoKernelAllocates) {

@@ -88,6 +88,7 @@ TEST(SupportTable, SaysWhatTheContractPromises) {
   EXPECT_EQ(row(table, "prefill: planning policies"), "balanced, uniform, batch_invariant");
   EXPECT_EQ(row(table, "prefill: caches of older tokens"), "bf16, f16, f32, fp8_e4m3, fp8_ds_mla");
   EXPECT_EQ(row(table, "merge dtypes"), "bf16, f16, f32");
+  EXPECT_EQ(row(table, "merge partials"), "any >= 1");
   EXPECT_EQ(row(table, "write_kv formats"), "bf16, f16, f32, fp8_e4m3, fp8_ds_mla");
 }
 
@@ -117,6 +118,7 @@ TEST(SupportTable, SaysWhatCudaServes) {
   EXPECT_EQ(cuda("prefill: heads"), "any >= 1");
   EXPECT_EQ(cuda("prefill: qk/v widths"), "192/128");
   EXPECT_EQ(cuda("prefill: masks"), "causal, none");
+  EXPECT_EQ(cuda("merge partials"), "1 to 64");
 }
 
 }  // namespace
