@@ -27,6 +27,8 @@ TEST_F(GpuErrors, EveryBrokenCallNamesItsField) {
       {"tokens that are not aligned", Code::invalid_argument, "kv_cache",
        [](DecodeArgs& a) { a.kv_cache.stride[1] += 4; }},
       {"tokens that overlap", Code::invalid_argument, "kv_cache", [](DecodeArgs& a) { a.kv_cache.stride[1] = 8; }},
+      {"tokens too far apart", Code::invalid_argument, "kv_cache",
+       [](DecodeArgs& a) { a.kv_cache.stride[1] = std::int64_t{1} << 39; }},
       {"a cache without pages", Code::invalid_argument, "kv_cache", [](DecodeArgs& a) { a.kv_cache.shape[0] = 0; }},
       {"an output that is not aligned", Code::invalid_argument, "out",
        [](DecodeArgs& a) { a.out.data = a.out.bytes() + 4; }},
