@@ -15,7 +15,9 @@
 namespace latte {
 
 struct BackendOptions {
-  std::string_view name = "cpu";     // or cuda
+  // cpu, cuda, or auto: cuda where it can be opened with these options, else cpu, with the reason in MachineInfo::note.
+  // With auto `threads` and `device` count for the backend that has them, and naming a kernel asks for cpu.
+  std::string_view name = "cpu";
   std::int32_t threads = 0;          // cpu: 0 = what the affinity mask and the cgroup allow
   std::string_view kernel = "auto";  // cpu: or the name of one: amx, avx512_bf16, avx512, avx2, scalar, ...
   std::int32_t device = 0;           // cuda: which GPU, as the driver numbers them
@@ -37,6 +39,7 @@ struct MachineInfo {
   std::vector<KernelInfo> kernels;  // best first
   std::string device{};             // the GPU's name; empty on cpu
   std::string driver{};             // "driver 580.65.06, CUDA 13.0"; empty on cpu
+  std::string note{};               // of a backend opened as auto: why it is not cuda; else empty
 };
 
 // The answer of supports(): whether, by which kernel, and if not, why not.
@@ -104,20 +107,23 @@ class Backend {
 
 // What a machine that is not at hand would choose: for looking at plans, and for sizing buffers, without the device.
 struct PlanTarget {
-  std::string_view backend = "cuda";
-  std::int32_t workers = 132;  // threads of a cpu, multiprocessors of a GPU
+  std::string_view backend{};  // a name that Backend::open takes, except auto
+  std::int32_t workers = 0;    // >= 1: threads, multiprocessors
 };
 Result<KernelChoice> choose_for(const PlanTarget& target, const DecodeProblem& problem, const Limits& limits,
                                 const Policy& policy = {});
 Result<PrefillChoice> choose_for(const PlanTarget& target, const PrefillProblem& problem, const Limits& limits,
                                  const Policy& policy = {});
 
-// One row of the support table: what a backend takes, generated from the code that decides it.
+// What each backend takes, generated from the code that decides it.
 struct SupportRow {
   std::string feature;
-  std::string cpu;
-  std::string cuda;
+  std::vector<std::string> answers;  // in the order of SupportTable::backends
 };
-std::vector<SupportRow> support_table();
+struct SupportTable {
+  std::vector<std::string> backends;  // as Backend::open names them
+  std::vector<SupportRow> rows;
+};
+SupportTable support_table();
 
 }  // namespace latte

@@ -132,6 +132,8 @@ struct DecodeArgs {
 };
 
 // Writes every element of out and lse for rows [0, query_start[B]) and nothing else. On an error nothing is written.
+// out and lse must overlap neither each other nor anything the call reads: q, kv_cache, pages, workspace. This is not
+// checked, and what comes out otherwise is undefined.
 // One thread at a time per slot; different slots may run at once.
 // On a device every address, the page table's included, is a device address, bases and outer strides are multiples of
 // 16 bytes, and the call returns when the work is queued.

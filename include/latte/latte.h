@@ -10,8 +10,8 @@
  * Errors. Every call returns a latte_code and, where `error` is not NULL, fills it in: which field, what was expected,
  * what came. Nothing throws, prints, or ends the process. On an error no output is touched.
  *
- * Handles. One thread at a time per builder slot; everything else may be shared between threads. Strings that the
- * library returns live as long as the handle they were asked from. */
+ * Handles. One thread at a time per builder slot and per workspace; everything else may be shared between threads.
+ * Strings that the library returns live as long as the handle they were asked from. */
 #ifndef LATTE_LATTE_H
 #define LATTE_LATTE_H
 
@@ -77,7 +77,7 @@ typedef struct latte_backend latte_backend;
 typedef struct latte_backend_options {
   uint32_t size;
   int32_t threads;    /* 0 = what the affinity mask and the cgroup allow */
-  const char* name;   /* NULL = "cpu", or "cuda" */
+  const char* name;   /* NULL = "cpu", "cuda", or "auto": cuda where it can be opened, else cpu (see note) */
   const char* kernel; /* NULL = "auto", or the name of one */
   int32_t device;     /* cuda: which GPU, as the driver numbers them */
   int32_t reserved;
@@ -95,9 +95,10 @@ typedef struct latte_machine_info {
   int32_t on_device;  /* 1: tensors lie in the device's memory */
   const char* device; /* the GPU's name, or "" */
   const char* driver; /* "driver 580.65.06, CUDA 13.0", or "" */
+  const char* note;   /* of a backend opened as "auto": why it is not cuda, or "" */
 } latte_machine_info;
 #define LATTE_MACHINE_INFO_INIT \
-  { sizeof(latte_machine_info), 0, NULL, NULL, NULL, 0, 0, NULL, NULL }
+  { sizeof(latte_machine_info), 0, NULL, NULL, NULL, 0, 0, NULL, NULL, NULL }
 
 typedef struct latte_kernel_info {
   uint32_t size;
@@ -158,7 +159,7 @@ typedef struct latte_limits {
   int32_t max_total_query_tokens; /* of a step; 0 = max_requests * max_query_tokens */
   int64_t max_total_kv_tokens;    /* of a step; 0 = max_requests * max_kv_tokens */
   int32_t max_kv_tokens;          /* of one request */
-  int32_t workers;                /* 0 = all the backend has */
+  int32_t workers;                /* 0 = all the backend has; decode on cuda: >= 2 above 64 rows, see problem.hpp */
 } latte_limits;
 #define LATTE_LIMITS_INIT \
   { sizeof(latte_limits), 0, 1, 0, 0, 0, 0 }
@@ -180,10 +181,10 @@ LATTE_API latte_code latte_backend_supports(const latte_backend* backend, const 
 
 typedef struct latte_support_row {
   uint32_t size;
-  int32_t reserved;
-  const char* feature; /* these live for ever */
-  const char* cpu;
-  const char* cuda;
+  int32_t backend_count;
+  const char* feature;         /* these live for ever */
+  const char* const* backends; /* [backend_count] names, the same in every row */
+  const char* const* answers;  /* [backend_count] */
 } latte_support_row;
 #define LATTE_SUPPORT_ROW_INIT \
   { sizeof(latte_support_row), 0, NULL, NULL, NULL }
@@ -213,7 +214,7 @@ typedef struct latte_builder_info {
   int32_t row_tile; /* most query rows (tokens * heads) a tile holds */
   int32_t kv_block; /* KV ranges are multiples of this, except at the end */
   int32_t workers;
-  int32_t policy_n; /* with the kernel's choice filled in */
+  int32_t policy_n; /* as planned: the kernel's choice filled in, chunks rounded up to whole kv_blocks */
   const char* kernel;
   uint64_t workspace_bytes; /* of one slot, to be aligned to 64 bytes */
   int64_t max_tiles;        /* upper bounds that the limits give */
@@ -370,7 +371,8 @@ static inline latte_decode_args latte_decode_args_init(void) {
   return args;
 }
 
-/* Writes every element of out and lse for rows [0, query_start[B]) and nothing else. */
+/* Writes every element of out and lse for rows [0, query_start[B]) and nothing else. That they overlap neither each
+ * other nor what the call reads is the caller's to see to. */
 LATTE_API latte_code latte_decode(const latte_metadata* metadata, const latte_decode_args* args, latte_error* error);
 
 typedef struct latte_partial {
@@ -380,7 +382,7 @@ typedef struct latte_partial {
 
 typedef struct latte_merge_args {
   uint32_t size;
-  int32_t partial_count;
+  int32_t partial_count; /* >= 1; cuda: at most 64 */
   const latte_partial* partials;
   latte_tensor out; /* may be one of the partials' own */
   latte_tensor lse; /* optional */
@@ -496,7 +498,7 @@ typedef struct latte_prefill_builder_info {
   int32_t row_tile; /* most query tokens (of one head) a tile holds */
   int32_t kv_block; /* KV ranges are multiples of this, except at the end */
   int32_t workers;
-  int32_t policy_n;     /* with the kernel's choice filled in */
+  int32_t policy_n;     /* as planned: chunks rounded up to whole kv_blocks */
   int32_t math;         /* what runs: half or fp8 */
   int32_t chunk_tokens; /* most context tokens of a chunk, over all requests; 0 = no context */
   const char* kernel;
@@ -619,7 +621,8 @@ static inline latte_prefill_args latte_prefill_args_init(void) {
   return args;
 }
 
-/* Writes every element of out and lse for rows [0, query_start[B]) and nothing else. */
+/* Writes every element of out and lse for rows [0, query_start[B]) and nothing else. That they overlap neither each
+ * other nor what the call reads is the caller's to see to. */
 LATTE_API latte_code latte_prefill(const latte_prefill_metadata* metadata, const latte_prefill_args* args,
                                    latte_error* error);
 

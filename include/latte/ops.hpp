@@ -18,7 +18,8 @@ struct Partial {
 };
 
 // lse = ln sum e^lse_k and out = sum e^(lse_k - lse) out_k, in the order of the partials. (0, -inf) is neutral.
-// `out` may be one of the partials' own tensors; `lse` is optional. On a device: queued in the stream.
+// `out` may be one of the partials' own tensors; `lse` is optional. On a device: queued in the stream. At least one
+// partial; cuda takes at most 64 a call.
 Status merge(const Backend& backend, std::span<const Partial> partials, const TensorView& out, const TensorView& lse,
              Stream stream = nullptr);
 

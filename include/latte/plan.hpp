@@ -38,7 +38,9 @@ enum class PolicyKind : std::uint8_t { balanced, uniform, batch_invariant };
 
 struct Policy {
   PolicyKind kind = PolicyKind::balanced;
-  std::int32_t n = 0;  // uniform: splits of every tile; batch_invariant: KV tokens a chunk (0 = the kernel's choice)
+  // uniform: splits of every tile; batch_invariant: KV tokens a chunk (0 = the kernel's choice), which is rounded up to
+  // whole kv_blocks.
+  std::int32_t n = 0;
 
   static Policy balanced() { return {PolicyKind::balanced, 0}; }
   static Policy uniform(std::int32_t splits) { return {PolicyKind::uniform, splits}; }

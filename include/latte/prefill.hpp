@@ -117,6 +117,8 @@ class PrefillBuilder {
 
 // Writes every element of out and lse for rows [0, query_start[B]) and nothing else. On an error nothing is written,
 // unless it is `expand` that fails. One thread at a time per slot; different slots may run at once.
+// out and lse must overlap neither each other nor anything the call reads: q, k, v, kv_cache, pages, workspace. This is
+// not checked, and what comes out otherwise is undefined.
 // On a device every address is a device address, bases and outer strides are multiples of 16 bytes, and the call
 // returns when the work is queued. It can be captured in a graph. A replay runs the step that was built
 // into the slot last, if neither that one nor the captured one has context, and if the captured one had query tokens

@@ -81,7 +81,9 @@ struct Limits {
   std::int32_t max_total_query_tokens = 0;  // of a step; 0 = max_requests * max_query_tokens
   std::int32_t max_kv_tokens = 0;           // of one request
   std::int64_t max_total_kv_tokens = 0;     // of a step; 0 = max_requests * max_kv_tokens
-  std::int32_t workers = 0;                 // 0 = all the backend has
+  // 0 = all the backend has. Decode on cuda needs at least 2 where heads * max_query_tokens is above 64, as two workers
+  // then share a tile.
+  std::int32_t workers = 0;
 };
 
 // The lengths of one step. They are copied; nothing needs to outlive the call they are passed to.

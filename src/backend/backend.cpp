@@ -1,8 +1,11 @@
 #include "latte/backend.hpp"
 
+#include <algorithm>
+
 #include "backend/errors.hpp"
 #include "backend/impl.hpp"
 #include "backend/validate.hpp"
+#include "core/checked.hpp"
 
 namespace latte {
 namespace backend {
@@ -16,11 +19,16 @@ Status check_choice_arguments(const Problem& problem, const Limits& limits, cons
   return validate_policy(policy);
 }
 
-// The limits may still ask for more than a plan can number.
+// The limits may still ask for more than a plan can number. Chunks are of whole blocks: the planner rounds them up, and
+// whoever looks should see what is planned.
 template <class Choice>
-Result<Choice> with_checked_sizes(Result<Choice> choice) {
+Result<Choice> completed(Result<Choice> choice) {
   if (!choice.ok()) return choice;
-  if (const auto sizes = plan_sizes(choice->plan); !sizes.ok()) return sizes.status();
+  PlanConfig& plan = choice->plan;
+  if (const auto sizes = plan_sizes(plan); !sizes.ok()) return sizes.status();
+  if (plan.policy.kind == PolicyKind::batch_invariant)
+    plan.policy.n =
+        static_cast<std::int32_t>(std::min<std::int64_t>(round_up(plan.policy.n, plan.kv_block), INT32_MAX));
   return choice;
 }
 
@@ -37,8 +45,8 @@ Result<Choice> choose_anywhere(const PlanTarget& target, const Problem& problem,
                                const Policy& policy) {
   if (target.workers < 1) return invalid("workers", ">= 1", text(target.workers));
   LATTE_RETURN_IF_ERROR(check_choice_arguments(problem, limits, policy, target.workers));
-  if (target.backend == "cuda") return with_checked_sizes(choose_for_cuda(problem, limits, policy, target.workers));
-  if (target.backend == "cpu") return with_checked_sizes(choose_for_cpu(problem, limits, policy, target.workers));
+  if (target.backend == "cuda") return completed(choose_for_cuda(problem, limits, policy, target.workers));
+  if (target.backend == "cpu") return completed(choose_for_cpu(problem, limits, policy, target.workers));
   return unsupported("backend", "cpu or cuda", "\"" + std::string(target.backend) + "\"");
 }
 
@@ -46,15 +54,32 @@ Result<Choice> choose_anywhere(const PlanTarget& target, const Problem& problem,
 }  // namespace backend
 
 Result<Backend> Backend::open(const BackendOptions& options) {
+  if (options.name == "auto") {
+    BackendOptions device = options, host = options;
+    device.name = "cuda";
+    device.threads = 0;
+    host.name = "cpu";
+    host.device = 0;
+    auto opened = open(device);
+    // No GPU is a reason to go on without one; a wrong number for one is an error.
+    if (opened.ok() || opened.status().code() == Code::invalid_argument) return opened;
+    auto instead = open(host);
+    if (instead.ok()) instead->impl_->note = "cuda cannot be opened: " + opened.status().message();
+    return instead;
+  }
   const bool cuda = options.name == "cuda";
   if (!cuda && options.name != "cpu")
-    return backend::unsupported("name", "cpu or cuda", "\"" + std::string(options.name) + "\"");
+    return backend::unsupported("name", "cpu, cuda or auto", "\"" + std::string(options.name) + "\"");
   auto impl = cuda ? backend::open_cuda(options) : backend::open_cpu(options);
   if (!impl.ok()) return impl.status();
   return Backend(std::move(*impl));
 }
 
-MachineInfo Backend::info() const { return impl_->info(); }
+MachineInfo Backend::info() const {
+  MachineInfo info = impl_->info();
+  info.note = impl_->note;
+  return info;
+}
 
 std::int32_t Backend::workers() const { return impl_->workers(); }
 
@@ -66,12 +91,12 @@ Support Backend::supports(const PrefillProblem& problem) const { return backend:
 
 Result<KernelChoice> Backend::choose(const DecodeProblem& problem, const Limits& limits, const Policy& policy) const {
   LATTE_RETURN_IF_ERROR(backend::check_choice_arguments(problem, limits, policy, workers()));
-  return backend::with_checked_sizes(impl_->choose(problem, limits, policy));
+  return backend::completed(impl_->choose(problem, limits, policy));
 }
 
 Result<PrefillChoice> Backend::choose(const PrefillProblem& problem, const Limits& limits, const Policy& policy) const {
   LATTE_RETURN_IF_ERROR(backend::check_choice_arguments(problem, limits, policy, workers()));
-  return backend::with_checked_sizes(impl_->choose(problem, limits, policy));
+  return backend::completed(impl_->choose(problem, limits, policy));
 }
 
 Result<PlanConfig> Backend::plan_config(const DecodeProblem& problem, const Limits& limits,

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -6,9 +7,24 @@
 namespace latte::c_abi {
 namespace {
 
-const std::vector<SupportRow>& support_rows() {
-  static const std::vector<SupportRow> kRows = support_table();
-  return kRows;
+// The support table, with its texts as C sees them.
+struct CSupport {
+  SupportTable table = support_table();
+  std::vector<const char*> backends = texts(table.backends);
+  std::vector<std::vector<const char*>> answers;
+
+  CSupport() {
+    for (const SupportRow& row : table.rows) answers.push_back(texts(row.answers));
+  }
+  static std::vector<const char*> texts(const std::vector<std::string>& strings) {
+    std::vector<const char*> pointers(strings.size());
+    std::transform(strings.begin(), strings.end(), pointers.begin(), [](const std::string& s) { return s.c_str(); });
+    return pointers;
+  }
+};
+const CSupport& c_support() {
+  static const CSupport kSupport;
+  return kSupport;
 }
 
 Status check_index(std::int32_t index, std::size_t count) {
@@ -60,7 +76,8 @@ latte_code latte_backend_info(const latte_backend* backend, latte_machine_info* 
                   .kernel_count = static_cast<std::int32_t>(backend->info.kernels.size()),
                   .on_device = backend->backend.on_device() ? 1 : 0,
                   .device = backend->info.device.c_str(),
-                  .driver = backend->info.driver.c_str()},
+                  .driver = backend->info.driver.c_str(),
+                  .note = backend->info.note.c_str()},
                  info);
     return {};
   });
@@ -118,7 +135,7 @@ latte_code latte_backend_supports(const latte_backend* backend, const latte_prob
 latte_code latte_support_table_rows(int32_t* count, latte_error* error) {
   return guarded(error, [&]() -> Status {
     if (count == nullptr) return backend::missing("count", "where to put the count", "null");
-    *count = static_cast<std::int32_t>(support_rows().size());
+    *count = static_cast<std::int32_t>(c_support().table.rows.size());
     return {};
   });
 }
@@ -126,13 +143,14 @@ latte_code latte_support_table_rows(int32_t* count, latte_error* error) {
 latte_code latte_support_table_row(int32_t index, latte_support_row* row, latte_error* error) {
   return guarded(error, [&]() -> Status {
     LATTE_RETURN_IF_ERROR(check_struct(row, "row", offsetof(latte_support_row, feature)));
-    LATTE_RETURN_IF_ERROR(check_index(index, support_rows().size()));
-    const SupportRow& found = support_rows()[static_cast<std::size_t>(index)];
+    const CSupport& support = c_support();
+    LATTE_RETURN_IF_ERROR(check_index(index, support.table.rows.size()));
+    const auto i = static_cast<std::size_t>(index);
     write_struct({.size = 0,
-                  .reserved = 0,
-                  .feature = found.feature.c_str(),
-                  .cpu = found.cpu.c_str(),
-                  .cuda = found.cuda.c_str()},
+                  .backend_count = static_cast<std::int32_t>(support.backends.size()),
+                  .feature = support.table.rows[i].feature.c_str(),
+                  .backends = support.backends.data(),
+                  .answers = support.answers[i].data()},
                  row);
     return {};
   });

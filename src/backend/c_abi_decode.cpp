@@ -1,4 +1,6 @@
+#include <array>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "backend/builder.hpp"
@@ -189,7 +191,10 @@ latte_code latte_merge(const latte_backend* backend, const latte_merge_args* arg
     TensorView out, lse;
     LATTE_RETURN_IF_ERROR(read_tensor(full.out, "out", out));
     LATTE_RETURN_IF_ERROR(read_tensor(full.lse, "lse", lse));
-    std::vector<Partial> partials(given.size());
+    // No heap for as many as the C++ function joins without it.
+    std::array<Partial, 32> few;
+    std::vector<Partial> many(given.size() > few.size() ? given.size() : 0);
+    const std::span<Partial> partials = many.empty() ? std::span(few).first(given.size()) : std::span(many);
     for (std::size_t i = 0; i < given.size(); ++i) {
       LATTE_RETURN_IF_ERROR(read_input(given[i].out, "partials.out", partials[i].out));
       LATTE_RETURN_IF_ERROR(read_input(given[i].lse, "partials.lse", partials[i].lse));

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -103,6 +104,8 @@ class Impl {
 
   virtual Result<Ceilings> measure_ceilings(std::string_view kernel) = 0;
   virtual Status synchronize(Stream stream) = 0;
+
+  std::string note;  // MachineInfo::note
 };
 
 Result<std::shared_ptr<Impl>> open_cpu(const BackendOptions& options);

@@ -4,7 +4,9 @@
 #include <array>
 #include <initializer_list>
 #include <limits>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "backend/validate.hpp"
 #include "backend/views.hpp"
@@ -23,16 +25,16 @@ constexpr std::array kDtypes = {Dtype::bf16, Dtype::f16, Dtype::f32, Dtype::fp8_
 // A column of the table: who is asked.
 struct Column {
   Place place = Place::host;
+  PlanTarget target;
 
   bool takes(const DecodeProblem& problem) const {
     if (!validate_problem(problem).ok()) return false;
     std::string reason;
     if (place == Place::host) return cpu::choose_kernel(problem, "auto", reason) != nullptr;
-    return cuda::choose_decode(problem, {.max_requests = 1, .max_kv_tokens = 1}, {}, cuda::kHopperMultiprocessors).ok();
+    return cuda::choose_decode(problem, {.max_requests = 1, .max_kv_tokens = 1}, {}, target.workers).ok();
   }
   bool takes(const PrefillProblem& problem, const Policy& policy = {}) const {
-    const std::string_view backend = place == Place::host ? "cpu" : "cuda";
-    return choose_for({.backend = backend}, problem, {.max_requests = 1, .max_kv_tokens = 1024}, policy).ok();
+    return choose_for(target, problem, {.max_requests = 1, .max_kv_tokens = 1024}, policy).ok();
   }
 };
 
@@ -119,9 +121,8 @@ std::string masks(const Column& column) {
 
 std::string policies(const Column& column) {
   List list;
-  const std::string_view backend = column.place == Place::host ? "cpu" : "cuda";
   for (const Policy& policy : {Policy::balanced(), Policy::uniform(4), Policy::batch_invariant(256)})
-    list.add(choose_for({.backend = backend}, usual(), {.max_requests = 1, .max_kv_tokens = 1024}, policy).ok(),
+    list.add(choose_for(column.target, usual(), {.max_requests = 1, .max_kv_tokens = 1024}, policy).ok(),
              policy_name(policy.kind));
   return list.text();
 }
@@ -264,13 +265,34 @@ std::string merges(const Column& column) {
   return list.text();
 }
 
+std::string merge_partials(const Column& column) {
+  alignas(16) std::array<float, 16> memory{};
+  const TensorView out = dense(memory.data(), Dtype::f32, {1, 1, 16});
+  const std::vector<Partial> parts(1000, {out, dense(memory.data(), Dtype::f32, {1, 1})});
+  const auto takes = [&](std::size_t count) {
+    return validate_merge_args(std::span(parts).first(count), out, {}, column.place).ok();
+  };
+  if (takes(parts.size())) return "any >= 1";
+  std::size_t most = 0;
+  while (takes(most + 1)) ++most;
+  return "1 to " + std::to_string(most);
+}
+
 }  // namespace
 }  // namespace backend
 
-std::vector<SupportRow> support_table() {
-  const backend::Column cpu{backend::Place::host}, cuda{backend::Place::device};
-  std::vector<SupportRow> rows;
-  const auto add = [&](std::string feature, auto ask) { rows.push_back({std::move(feature), ask(cpu), ask(cuda)}); };
+SupportTable support_table() {
+  const backend::Column columns[] = {
+      {backend::Place::host, {.backend = "cpu", .workers = 1}},
+      {backend::Place::device, {.backend = "cuda", .workers = cuda::kHopperMultiprocessors}},
+  };
+  SupportTable table;
+  for (const backend::Column& column : columns) table.backends.emplace_back(column.target.backend);
+  const auto add = [&](std::string feature, auto ask) {
+    SupportRow row{.feature = std::move(feature), .answers = {}};
+    for (const backend::Column& column : columns) row.answers.push_back(ask(column));
+    table.rows.push_back(std::move(row));
+  };
   for (KvFormat format : backend::kFormats)
     add(std::string("decode, ") + kv_format_name(format) + " cache: query dtypes",
         [&](const backend::Column& column) { return backend::query_dtypes(column, format); });
@@ -291,8 +313,9 @@ std::vector<SupportRow> support_table() {
   add("prefill: planning policies", backend::prefill_policies);
   add("prefill: caches of older tokens", backend::prefill_contexts);
   add("merge dtypes", backend::merges);
+  add("merge partials", backend::merge_partials);
   add("write_kv formats", backend::cache_writes);
-  return rows;
+  return table;
 }
 
 }  // namespace latte

@@ -47,10 +47,13 @@ Status validate_cache(const DecodeProblem& problem, const ConstTensorView& cache
                                            .align_bytes = std::max(host_alignment, required_alignment(place))}));
   if (place == Place::host) return {};
   if (cache.shape[0] == 0) return invalid("kv_cache", "at least one page", "none");
-  // The copy engine walks forward only.
+  // The copy engine walks forward only, less than 2^40 bytes a step. A step is at most a page, or 8 tokens.
+  const std::int64_t most = (std::int64_t{1} << 40) / static_cast<std::int64_t>(dtype_bytes(cache.dtype));
+  const std::int64_t below[] = {most, most / std::max<std::int64_t>(cache.shape[1], 8)};
   for (std::size_t axis = 0; axis < 2; ++axis)
-    if (cache.shape[axis] > 1 && cache.stride[axis] < width)
-      return invalid("kv_cache", "strides of at least a token's " + text(width) + " elements",
+    if (cache.shape[axis] > 1 && (cache.stride[axis] < width || cache.stride[axis] >= below[axis]))
+      return invalid("kv_cache",
+                     "strides of at least a token's " + text(width) + " elements, and below 2^40 bytes a page",
                      "strides " + shape_text({cache.stride.data(), 2}));
   return {};
 }

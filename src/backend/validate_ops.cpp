@@ -5,6 +5,7 @@
 #include "backend/validate.hpp"
 #include "backend/views.hpp"
 #include "core/checked.hpp"
+#include "cuda/host/cuda.hpp"
 
 namespace latte::backend {
 namespace {
@@ -132,6 +133,9 @@ Status validate_merge_args(std::span<const Partial> partials, const TensorView& 
                            Place place) {
   if (partials.empty()) return missing("partials", "at least one");
   if (partials.data() == nullptr) return missing("partials", "a pointer", "null");
+  if (place == Place::device && partials.size() > cuda::kMaxMergeParts)
+    return unsupported("partials", "at most " + text(cuda::kMaxMergeParts) + " in one call on a device",
+                       text(partials.size()));
   LATTE_RETURN_IF_ERROR(check_view(out, {.field = "out",
                                          .rank = 3,
                                          .shape = {0, out.shape[1], out.shape[2]},

@@ -44,7 +44,7 @@ struct BenchPlan {
 
 Result<BenchPlan> prepare(const BenchOptions& options) {
   BenchPlan plan;
-  const Result<Op> op = parse_op(options.shape.op);
+  const Result<Op> op = options.shape.checked_op();
   if (!op) return op.status();
   for (const std::string& text : options.specs) {
     const Result<BatchSpec> spec = parse_batch_spec(text);
@@ -55,7 +55,6 @@ Result<BenchPlan> prepare(const BenchOptions& options) {
         one.heads = heads;
         one.page = page;
         if (*op == Op::prefill) {
-          if (page != options.sweeps.pages.front()) continue;  // it has no pages
           const Result<PrefillShape> shape = resolve_prefill(one);
           if (!shape) return shape.status();
           plan.rows.push_back({*spec, make_case(*spec, *shape)});
@@ -81,8 +80,6 @@ Result<BenchPlan> prepare(const BenchOptions& options) {
   if (options.overlap != "on" && options.overlap != "off")
     return Status(Code::invalid_argument, "--overlap", "on or off", fmt::format("'{}'", options.overlap));
   plan.settings.overlap = options.overlap == "on";
-  if (plan.settings.overlap && *op == Op::prefill)
-    return Status(Code::unsupported, "--overlap", "off: prefill has no such launch", "on");
   return plan;
 }
 
@@ -269,10 +266,13 @@ void add_bench(CLI::App& app, Action& action) {
       ->capture_default_str();
   command->add_option("--repeats", options->repeats, "Timed calls a row; 0 = as many as --min-time takes")
       ->capture_default_str();
-  command->add_option("--min-time", options->min_time, "Seconds of timed calls a row, at least")->capture_default_str();
+  command->add_option("--min-time", options->min_time, "Seconds of timed calls a row, at least")
+      ->capture_default_str()
+      ->excludes("--repeats");
   command
       ->add_option("--overlap", options->overlap,
-                   "Device: on lets a call's kernel fetch while the one before it ends (DecodeArgs::overlap_previous)")
+                   "decode, on a device: on lets a call's kernel fetch while the one before it ends "
+                   "(DecodeArgs::overlap_previous)")
       ->capture_default_str();
   command->add_flag("--json", options->json, "One JSON object a row on stdout");
   options->shape.add_ops_to(*command);

@@ -37,7 +37,7 @@ struct BenchRow {
   std::int32_t page = 0;  // prefill: 0
   std::string kv;         // cache format; prefill: dtype of q, k and v
   std::string math;       // prefill: half or fp8
-  Policy policy;
+  Policy policy;          // as planned
   Timing time, plan;
   // Device: planning on the host and queueing the upload, while `plan` is the kernel's time. Prefill has only this.
   Timing plan_host;

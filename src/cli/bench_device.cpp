@@ -164,6 +164,7 @@ Result<BenchRow> measure_on_device(const Backend& backend, const BatchSpec& spec
   if (const Status status = backend.synchronize(stream); !status.ok()) return status;
   BenchRow row = make_row(spec, description, settings);
   row.kernel = builder->kernel();
+  row.policy = builder->plan_config().policy;
   row.time = *time;
   row.plan = *plan;
   row.plan_host = *plan_host;
@@ -204,6 +205,7 @@ Result<BenchRow> measure_on_device(const Backend& backend, const BatchSpec& spec
   if (const Status status = backend.synchronize(stream); !status.ok()) return status;
   BenchRow row = make_row(spec, description, settings);
   row.kernel = builder->kernel();
+  row.policy = builder->plan_config().policy;
   row.math = prefill_math_name(builder->math());
   row.time = *time;
   row.plan = row.plan_host = *plan;

@@ -97,6 +97,7 @@ Result<BenchRow> measure_with(const Backend& backend, const BatchSpec& spec, con
   if (!time) return time.status();
   BenchRow row = make_row(spec, description, settings);
   row.kernel = builder->kernel();
+  row.policy = builder->plan_config().policy;
   row.time = *time;
   row.plan = *plan;
   if constexpr (std::is_same_v<Builder, PrefillBuilder>) row.math = prefill_math_name(builder->math());
@@ -127,7 +128,6 @@ BenchRow make_row(const BatchSpec& spec, const testkit::DecodeCase& description,
   row.heads = description.heads;
   row.page = description.page_size;
   row.kv = kv_format_name(description.kv_format);
-  row.policy = settings.policy;
   row.working_set_bytes = settings.working_set_bytes;
   row.bytes = description.bytes();
   row.flops = visible_flops(description);
@@ -140,7 +140,6 @@ BenchRow make_row(const BatchSpec& spec, const testkit::PrefillCase& description
   row.spec = spec.text;
   row.heads = description.heads;
   row.kv = dtype_name(description.dtype);
-  row.policy = settings.policy;
   row.working_set_bytes = settings.working_set_bytes;
   row.bytes = description.bytes();
   row.flops = description.flops();

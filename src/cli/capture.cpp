@@ -47,7 +47,7 @@ int write(const CaptureOptions& options, Case description) {
 int run(const CaptureOptions& options) {
   const Result<BatchSpec> spec = parse_batch_spec(options.spec);
   if (!spec) return fail(spec.status());
-  const Result<Op> op = parse_op(options.shape.op);
+  const Result<Op> op = options.shape.checked_op();
   if (!op) return fail(op.status());
   if (*op == Op::decode) {
     const Result<Shape> shape = resolve(options.shape);

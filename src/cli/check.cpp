@@ -113,15 +113,15 @@ Result<std::vector<Backend>> open_backends(BackendChoice choice, std::vector<std
   for (const KernelInfo& kernel : first->info().kernels) {
     if (!kernel.usable) continue;
     names.push_back(choice.kernel = kernel.name);
-    Result<Backend> backend = choice.open();
+    Result<Backend> backend = choice.open(false);
     if (!backend) return backend.status();
     backends.push_back(std::move(*backend));
   }
   return backends;
 }
 
-void print_json(const CheckOptions& options, const Tally& tally) {
-  nlohmann::ordered_json json = {{"backend", options.backend.name},
+void print_json(const CheckOptions& options, const std::string& backend, const Tally& tally) {
+  nlohmann::ordered_json json = {{"backend", backend},
                                  {"op", options.op},
                                  {"quick", options.quick},
                                  {"cases", tally.cases},
@@ -224,7 +224,7 @@ int run(const CheckOptions& options) {
     check_cases<testkit::PreparedPrefill>(testkit::prefill_grid(size), machines, options.quick, tally);
   if (tally.runs == 0) return fail(fmt::format("kernel {} serves none of the cases", options.backend.kernel));
   if (options.json)
-    print_json(options, tally);
+    print_json(options, machines.backends.front().info().backend, tally);
   else
     print_text(tally);
   return tally.failures.empty() ? kExitOk : kExitCheckFailed;
@@ -235,7 +235,7 @@ int run(const CheckOptions& options) {
 void add_check(CLI::App& app, Action& action) {
   auto options = std::make_shared<CheckOptions>();
   CLI::App* command = app.add_subcommand("check", "Run the case grid against the fp64 oracle");
-  command->add_option("--backend", options->backend.name, "Where to run: cpu or cuda")->capture_default_str();
+  command->add_option("--backend", options->backend.name, kBackendHelp)->capture_default_str();
   command->add_option("--device", options->backend.device, "Which GPU, as the driver numbers them")
       ->capture_default_str();
   command

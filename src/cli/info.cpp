@@ -1,4 +1,5 @@
 // latte info: the machine, which kernels it can run and why not the others, and what latte supports at all.
+#include <cctype>
 #include <sched.h>
 #include <thread>
 
@@ -38,10 +39,22 @@ std::string threads_reason(std::int32_t threads, std::int32_t asked) {
                      std::max(machine, allowed));
 }
 
+// "CPU"
+std::string heading(std::string backend) {
+  for (char& letter : backend) letter = static_cast<char>(std::toupper(static_cast<unsigned char>(letter)));
+  return backend;
+}
+
 std::string support_markdown() {
-  std::string text = "| feature | CPU | CUDA |\n|---|---|---|\n";
-  for (const SupportRow& row : support_table())
-    text += fmt::format("| {} | {} | {} |\n", row.feature, row.cpu, row.cuda);
+  const SupportTable table = support_table();
+  std::string text = "| feature |", rule = "|---|";
+  for (const std::string& backend : table.backends) {
+    text += fmt::format(" {} |", heading(backend));
+    rule += "---|";
+  }
+  text += "\n" + rule + "\n";
+  for (const SupportRow& row : table.rows)
+    text += fmt::format("| {} | {} |\n", row.feature, fmt::join(row.answers, " | "));
   return text;
 }
 
@@ -72,25 +85,30 @@ std::vector<PrefillRow> prefill_rows(const Backend& backend) {
 }
 
 void print_json(const Backend& backend, const MachineInfo& info, const std::string& reason) {
-  nlohmann::ordered_json json = {{"version", version()},     {"commit", kCommit},         {"compiler", compiler()},
-                                 {"backend", info.backend},  {"cpu", info.cpu},           {"threads", info.threads},
-                                 {"threads_reason", reason}, {"features", info.features}, {"device", info.device},
-                                 {"driver", info.driver},    {"cuda", cuda_text()}};
+  nlohmann::ordered_json json = {{"version", version()},    {"commit", kCommit},        {"compiler", compiler()},
+                                 {"backend", info.backend}, {"note", info.note},        {"cpu", info.cpu},
+                                 {"threads", info.threads}, {"threads_reason", reason}, {"features", info.features},
+                                 {"device", info.device},   {"driver", info.driver},    {"cuda", cuda_text()}};
   for (const KernelInfo& kernel : info.kernels)
     json["kernels"].push_back(
         {{"name", kernel.name}, {"usable", kernel.usable}, {"reason", kernel.reason}, {"serves", kernel.serves}});
   for (const PrefillRow& row : prefill_rows(backend))
     json["prefill"].push_back(
         {{"dtype", row.dtype}, {"kernel", row.kernel}, {"math", row.math}, {"reason", row.reason}});
-  for (const SupportRow& row : support_table())
-    json["support"].push_back({{"feature", row.feature}, {"cpu", row.cpu}, {"cuda", row.cuda}});
+  const SupportTable support = support_table();
+  for (const SupportRow& row : support.rows) {
+    nlohmann::ordered_json answers;
+    answers["feature"] = row.feature;
+    for (std::size_t i = 0; i < row.answers.size(); ++i) answers[support.backends[i]] = row.answers[i];
+    json["support"].push_back(std::move(answers));
+  }
   fmt::print("{}\n", json.dump());
 }
 
 void print_text(const Backend& backend, const MachineInfo& info, const std::string& reason) {
   fmt::print("latte {} ({}, {})\n", version(), kCommit, compiler());
   fmt::print("machine   {}\n", info.cpu);
-  fmt::print("backend   {}\n", info.backend);
+  fmt::print("backend   {}{}{}\n", info.backend, info.note.empty() ? "" : ": ", info.note);
   if (info.device.empty())
     fmt::print("threads   {}: {}\n", info.threads, reason);
   else
@@ -105,9 +123,16 @@ void print_text(const Backend& backend, const MachineInfo& info, const std::stri
   Table prefill({"q, k, v", "kernel", "math", "why"});
   for (const PrefillRow& row : prefill_rows(backend)) prefill.add({row.dtype, row.kernel, row.math, row.reason});
   fmt::print("Prefill (192 and 128 wide, math automatic):\n{}\n", prefill.text("  "));
-  Table support({"feature", "CPU", "CUDA"});
-  for (const SupportRow& row : support_table()) support.add({row.feature, row.cpu, row.cuda});
-  fmt::print("Support:\n{}", support.text("  "));
+  const SupportTable support = support_table();
+  std::vector<std::string> headings = {"feature"};
+  for (const std::string& name : support.backends) headings.push_back(heading(name));
+  Table rows(headings);
+  for (const SupportRow& row : support.rows) {
+    std::vector<std::string> cells = {row.feature};
+    cells.insert(cells.end(), row.answers.begin(), row.answers.end());
+    rows.add(cells);
+  }
+  fmt::print("Support:\n{}", rows.text("  "));
 }
 
 int run(const InfoOptions& options) {
@@ -115,7 +140,7 @@ int run(const InfoOptions& options) {
     fmt::print("{}", support_markdown());
     return kExitOk;
   }
-  const Result<Backend> backend = options.backend.open();
+  const Result<Backend> backend = options.backend.open(false);
   if (!backend) return fail(backend.status());
   const MachineInfo info = backend->info();
   const std::string reason =
@@ -133,13 +158,14 @@ void add_info(CLI::App& app, Action& action) {
   auto options = std::make_shared<InfoOptions>();
   CLI::App* command =
       app.add_subcommand("info", "The machine, its kernels and why the others are not used; what latte supports");
-  command->add_option("--backend", options->backend.name, "Which backend to ask: cpu or cuda")->capture_default_str();
+  command->add_option("--backend", options->backend.name, kBackendHelp)->capture_default_str();
   command->add_option("--device", options->backend.device, "Which GPU, as the driver numbers them")
       ->capture_default_str();
   command->add_option("--threads", options->backend.threads, "Worker threads; 0 = all this process may use")
       ->capture_default_str();
   command->add_flag("--json", options->json, "One JSON object instead of text");
-  command->add_flag("--support-markdown", options->support_markdown, "Only the support table, as the README has it");
+  command->add_flag("--support-markdown", options->support_markdown, "Only the support table, as the README has it")
+      ->excludes("--json", "--backend", "--device", "--threads");
   command->callback([options, &action] { action = [options] { return run(*options); }; });
 }
 

@@ -3,6 +3,7 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -27,6 +28,12 @@ constexpr Model kModels[] = {
     {.name = "deepseek-v2-lite", .heads = 16, .latent = 512, .rope = 64, .mscale_all_dim = 0.707, .yarn_factor = 40},
 };
 
+// Options that have a meaning for one op only, of whichever command.
+constexpr std::pair<const char*, Op> kOptionsOfOneOp[] = {
+    {"--latent", Op::decode}, {"--rope", Op::decode},    {"--page", Op::decode},   {"--kv", Op::decode},
+    {"--q", Op::decode},      {"--overlap", Op::decode}, {"--dtype", Op::prefill}, {"--math", Op::prefill},
+};
+
 Status invalid(std::string_view field, std::string expected, std::string_view got) {
   return {Code::invalid_argument, std::string(field), std::move(expected), fmt::format("'{}'", got)};
 }
@@ -39,36 +46,47 @@ bool parse_integer(std::string_view text, std::int64_t low, std::int64_t high, s
 
 }  // namespace
 
-void ShapeOptions::add_to(CLI::App& command, Sweeps* sweeps) {
+void ShapeOptions::add_to(CLI::App& app, Sweeps* sweeps) {
   if (sweeps != nullptr) *sweeps = {.heads = {heads}, .pages = {page}};
   auto* heads_option =
-      (sweeps != nullptr ? command.add_option("--heads", sweeps->heads, "Query heads on this rank, one or more")
-                         : command.add_option("--heads", heads, "Query heads on this rank"))
+      (sweeps != nullptr ? app.add_option("--heads", sweeps->heads, "Query heads on this rank, one or more")
+                         : app.add_option("--heads", heads, "Query heads on this rank"))
           ->capture_default_str();
   auto* latent_option =
-      command.add_option("--latent", latent, "Latent width: K's first part, and V")->capture_default_str();
-  auto* rope_option = command.add_option("--rope", rope, "Rope width: K's second part")->capture_default_str();
-  (sweeps != nullptr ? command.add_option("--page", sweeps->pages, "Tokens a KV page, one or more")
-                     : command.add_option("--page", page, "Tokens a KV page"))
+      app.add_option("--latent", latent, "decode: latent width: K's first part, and V")->capture_default_str();
+  auto* rope_option = app.add_option("--rope", rope, "decode: rope width: K's second part")->capture_default_str();
+  (sweeps != nullptr ? app.add_option("--page", sweeps->pages, "decode: tokens a KV page, one or more")
+                     : app.add_option("--page", page, "decode: tokens a KV page"))
       ->capture_default_str();
-  command.add_option("--kv", kv, "KV cache: bf16, f16, f32, fp8_e4m3 or fp8_ds_mla")->capture_default_str();
-  command.add_option("--q", q, "Query: bf16, f16, f32, fp8_e4m3, or auto = what goes with the cache")
+  app.add_option("--kv", kv, "decode: KV cache: bf16, f16, f32, fp8_e4m3 or fp8_ds_mla")->capture_default_str();
+  app.add_option("--q", q, "decode: query: bf16, f16, f32, fp8_e4m3, or auto = what goes with the cache")
       ->capture_default_str();
-  command.add_option("--mask", mask, "causal or none")->capture_default_str();
-  command.add_option("--model", model, "deepseek-v3, kimi-k2 or deepseek-v2-lite: sets heads, widths and scale")
+  app.add_option("--mask", mask, "causal or none")->capture_default_str();
+  app.add_option("--model", model, "deepseek-v3, kimi-k2 or deepseek-v2-lite: sets heads, widths and scale")
       ->excludes(heads_option)
       ->excludes(latent_option)
       ->excludes(rope_option);
-  command.add_option("--tp", tp, "Tensor-parallel ranks that share the model's heads (with --model)")
+  app.add_option("--tp", tp, "Tensor-parallel ranks that share the model's heads (with --model)")
       ->capture_default_str();
 }
 
-void ShapeOptions::add_ops_to(CLI::App& command) {
-  command.add_option("--op", op, "decode or prefill")->capture_default_str();
-  command.add_option("--dtype", dtype, "prefill: q, k and v: bf16, f16, f32, fp8_e4m3, or auto = as --q")
+void ShapeOptions::add_ops_to(CLI::App& app) {
+  command = &app;
+  app.add_option("--op", op, "decode or prefill (keys and values of 192 and 128)")->capture_default_str();
+  app.add_option("--dtype", dtype, "prefill: q, k and v: bf16, f16, f32 or fp8_e4m3")->capture_default_str();
+  app.add_option("--math", math, "prefill: auto, half, or fp8 = 16-bit tensors are quantised on entry")
       ->capture_default_str();
-  command.add_option("--math", math, "prefill: auto, half, or fp8 = 16-bit tensors are quantised on entry")
-      ->capture_default_str();
+}
+
+Result<Op> ShapeOptions::checked_op() const {
+  const Result<Op> chosen = parse_op(op);
+  if (!chosen || command == nullptr) return chosen;
+  for (const auto& [name, owner] : kOptionsOfOneOp) {
+    const CLI::Option* option = command->get_option_no_throw(name);
+    if (owner != *chosen && option != nullptr && option->count() > 0)
+      return Status(Code::invalid_argument, name, fmt::format("--op {} with it", op_name(owner)), op_name(*chosen));
+  }
+  return chosen;
 }
 
 Result<Shape> resolve(const ShapeOptions& options) {
@@ -121,12 +139,9 @@ Result<PrefillShape> resolve_prefill(const ShapeOptions& options) {
   PrefillProblem& problem = prefill.problem;
   problem.heads = shape->problem.heads;
   problem.mask = shape->problem.mask;
-  problem.dtype = shape->problem.q_dtype;
-  if (options.dtype != "auto") {
-    const Result<Dtype> dtype = parse_dtype("--dtype", options.dtype);
-    if (!dtype) return dtype.status();
-    problem.dtype = *dtype;
-  }
+  const Result<Dtype> dtype = parse_dtype("--dtype", options.dtype);
+  if (!dtype) return dtype.status();
+  problem.dtype = *dtype;
   problem.out_dtype = problem.dtype == Dtype::fp8_e4m3 ? Dtype::bf16 : problem.dtype;
   const Result<PrefillMath> math = parse_math(options.math);
   if (!math) return math.status();
@@ -138,10 +153,18 @@ Result<PrefillShape> resolve_prefill(const ShapeOptions& options) {
 }
 
 void BackendChoice::add_to(CLI::App& command) {
-  command.add_option("--backend", name, "Where to run: cpu or cuda")->capture_default_str();
+  command.add_option("--backend", name, kBackendHelp)->capture_default_str();
   command.add_option("--device", device, "Which GPU, as the driver numbers them")->capture_default_str();
   command.add_option("--kernel", kernel, "auto, or a kernel that `latte info` lists")->capture_default_str();
   command.add_option("--threads", threads, "Worker threads; 0 = all this process may use")->capture_default_str();
+}
+
+Result<Backend> BackendChoice::open(bool tell) const {
+  Result<Backend> backend = Backend::open({.name = name, .threads = threads, .kernel = kernel, .device = device});
+  if (!backend || !tell) return backend;
+  const MachineInfo info = backend->info();
+  if (!info.note.empty()) fmt::print(stderr, "latte: {}, as {}\n", info.backend, info.note);
+  return backend;
 }
 
 Result<Policy> parse_policy(std::string_view text) {

@@ -28,16 +28,19 @@ struct ShapeOptions {
   std::string mask = "causal";
   std::string model;
   std::int32_t tp = 1;
-  std::string dtype = "auto";  // prefill: of q, k and v; auto = as --q
-  std::string math = "auto";   // prefill
+  std::string dtype = "bf16";         // prefill: of q, k and v
+  std::string math = "auto";          // prefill
+  const CLI::App* command = nullptr;  // where these were typed
 
   // With `sweeps`, --heads and --page take lists: the command runs all combinations.
   struct Sweeps {
     std::vector<std::int32_t> heads, pages;
   };
-  void add_to(CLI::App& command, Sweeps* sweeps = nullptr);
+  void add_to(CLI::App& app, Sweeps* sweeps = nullptr);
   // --op, and what only prefill has.
-  void add_ops_to(CLI::App& command);
+  void add_ops_to(CLI::App& app);
+  // The op; an error that names an option of the other one, if such was typed.
+  Result<Op> checked_op() const;
 };
 
 struct Shape {
@@ -52,6 +55,8 @@ struct PrefillShape {
 };
 Result<PrefillShape> resolve_prefill(const ShapeOptions& options);
 
+inline constexpr const char* kBackendHelp = "Where to run: cpu, cuda, or auto = cuda where it can be used, else cpu";
+
 struct BackendChoice {
   std::string name = "cpu";
   std::string kernel = "auto";
@@ -59,9 +64,8 @@ struct BackendChoice {
   std::int32_t device = 0;
 
   void add_to(CLI::App& command);
-  Result<Backend> open() const {
-    return Backend::open({.name = name, .threads = threads, .kernel = kernel, .device = device});
-  }
+  // Says on stderr why `auto` became what it is, unless the command tells it itself.
+  Result<Backend> open(bool tell = true) const;
 };
 
 // "balanced", "uniform:4", "batch_invariant", "batch_invariant:2048"

@@ -14,6 +14,9 @@
 namespace latte::cli {
 namespace {
 
+// Of the GPU that is planned for where there is none: an H100 or H200.
+constexpr std::int32_t kAssumedMultiprocessors = 132;
+
 struct PlanOptions {
   std::string spec;
   std::string policy = "balanced";
@@ -29,6 +32,7 @@ struct PlanOptions {
 struct Planned {
   BatchSpec spec;
   BatchLengths lengths;
+  Policy asked;
   KernelChoice choice;  // with the number of workers that was asked for
   OwnedPlan owned;
 
@@ -40,33 +44,38 @@ struct Planned {
 };
 
 // Kernel, tile sizes and costs. The number of workers is the caller's, also beyond this machine's. A GPU's choice needs
-// none to be there.
+// none to be there, as long as the options ask for no certain one.
 template <class Problem>
 auto choose(const PlanOptions& options, const Problem& problem, const Limits& limits, const Policy& policy)
     -> decltype(choose_for(PlanTarget{}, problem, limits, policy)) {
   if (options.workers < 0)
     return Status(Code::invalid_argument, "--workers", "0 or more", fmt::format("{}", options.workers));
-  if (options.backend.name == "cuda") {
-    PlanTarget target{.backend = "cuda"};
-    if (const Result<Backend> backend = options.backend.open(); backend) target.workers = backend->workers();
-    if (options.workers > 0) target.workers = options.workers;
-    return choose_for(target, problem, limits, policy);
+  const BackendChoice& asked = options.backend;
+  const Result<Backend> backend = asked.open();
+  const bool assumed =
+      !backend && asked.name == "cuda" && asked.kernel == "auto" && asked.threads == 0 && asked.device == 0;
+  if (!backend && !assumed) return backend.status();
+  if (backend && !backend->on_device()) {
+    auto choice = backend->choose(problem, limits, policy);
+    if (choice && options.workers > 0) choice->plan.workers = choice->plan.limits.workers = options.workers;
+    return choice;
   }
-  const Result<Backend> backend = options.backend.open();
-  if (!backend) return backend.status();
-  auto choice = backend->choose(problem, limits, policy);
-  if (choice && options.workers > 0) choice->plan.workers = choice->plan.limits.workers = options.workers;
-  return choice;
+  const std::string name = backend ? backend->info().backend : asked.name;
+  const std::int32_t workers = options.workers > 0 ? options.workers
+                               : backend           ? backend->workers()
+                                                   : kAssumedMultiprocessors;
+  return choose_for({.backend = name, .workers = workers}, problem, limits, policy);
 }
 
-Result<KernelChoice> choose(const PlanOptions& options, Op op, const Shape& shape, const Limits& limits,
-                            const Policy& policy) {
-  if (op == Op::decode) return choose(options, shape.problem, limits, policy);
-  const PrefillProblem problem{.heads = shape.problem.heads,
-                               .dtype = shape.problem.q_dtype,
-                               .out_dtype = shape.problem.out_dtype,
-                               .mask = shape.problem.mask};
-  Result<PrefillChoice> choice = choose(options, problem, limits, policy);
+Result<KernelChoice> choose(const PlanOptions& options, Op op, const Limits& limits, const Policy& policy) {
+  if (op == Op::decode) {
+    const Result<Shape> shape = resolve(options.shape);
+    if (!shape) return shape.status();
+    return choose(options, shape->problem, limits, policy);
+  }
+  const Result<PrefillShape> shape = resolve_prefill(options.shape);
+  if (!shape) return shape.status();
+  Result<PrefillChoice> choice = choose(options, shape->problem, limits, policy);
   if (!choice) return choice.status();
   return KernelChoice{
       .kernel = std::move(choice->kernel), .reason = std::move(choice->reason), .plan = std::move(choice->plan)};
@@ -75,26 +84,28 @@ Result<KernelChoice> choose(const PlanOptions& options, Op op, const Shape& shap
 Result<Planned> make(const PlanOptions& options) {
   Result<BatchSpec> spec = parse_batch_spec(options.spec);
   if (!spec) return spec.status();
-  const Result<Shape> shape = resolve(options.shape);
-  if (!shape) return shape.status();
   const Result<Policy> policy = parse_policy(options.policy);
   if (!policy) return policy.status();
-  const Result<Op> op = parse_op(options.shape.op);
+  const Result<Op> op = options.shape.checked_op();
   if (!op) return op.status();
-  Result<KernelChoice> choice = choose(options, *op, *shape, spec->limits(), *policy);
+  Result<KernelChoice> choice = choose(options, *op, spec->limits(), *policy);
   if (!choice) return choice.status();
   BatchLengths lengths = batch_lengths(*spec);
   Result<OwnedPlan> owned = OwnedPlan::make(choice->plan, lengths.view());
   if (!owned) return owned.status();
   return Planned{.spec = std::move(*spec),
                  .lengths = std::move(lengths),
+                 .asked = *policy,
                  .choice = std::move(*choice),
                  .owned = std::move(*owned)};
 }
 
-// What balanced settled for.
+// What balanced settled for, or how large a chunk is.
 std::string choice_text(const Planned& planned) {
-  if (planned.config().policy.kind != PolicyKind::balanced) return policy_text(planned.config().policy);
+  if (planned.config().policy.kind != PolicyKind::balanced) {
+    const std::string asked = policy_text(planned.asked), made = policy_text(planned.config().policy);
+    return made == asked ? made : fmt::format("{}, asked for as {}", made, asked);
+  }
   const std::int32_t splits = planned.plan().work_meta_data[kMetaSplits];
   if (planned.config().op == Op::prefill)
     return splits == 0 ? "balanced, whole tiles and the last ones cut to fill the shares" : "balanced, whole tiles";
@@ -167,6 +178,7 @@ void print_json(const Planned& planned) {
       {"kernel", planned.choice.kernel},
       {"reason", planned.choice.reason},
       {"policy", policy_text(config.policy)},
+      {"policy_asked", policy_text(planned.asked)},
       {"heads", config.heads},
       {"workers", config.workers},
       {"mask", mask_name(config.mask)},
@@ -224,14 +236,14 @@ void add_plan(CLI::App& app, Action& action) {
   auto options = std::make_shared<PlanOptions>();
   CLI::App* command = app.add_subcommand("plan", "Who computes what: the plan of a batch as text, JSON or a picture");
   command->add_option("--spec", options->spec, "The batch, like 1q1s64k_63q1s2k")->required();
-  command->add_option("--op", options->shape.op, "decode or prefill (keys and values of 192 and 128, dtype as --q)")
-      ->capture_default_str();
   command->add_option("--workers", options->workers, "Workers to plan for; 0 = this machine's")->capture_default_str();
   command->add_option("--policy", options->policy, "balanced, uniform:N or batch_invariant[:TOKENS]")
       ->capture_default_str();
   command->add_option("--rows", options->rows, "Workers shown in the text; -1 = all")->capture_default_str();
   command->add_option("--svg", options->svg, "Also draw the plan into this file");
-  command->add_flag("--json", options->json, "The six arrays, lengths and cost model as one JSON object");
+  command->add_flag("--json", options->json, "The six arrays, lengths and cost model as one JSON object")
+      ->excludes("--rows");
+  options->shape.add_ops_to(*command);
   options->shape.add_to(*command);
   options->backend.add_to(*command);
   command->footer(

@@ -4,13 +4,12 @@
 #include <atomic>
 #include <cfenv>
 #include <condition_variable>
-#include <cstdlib>
-#include <fstream>
 #include <mutex>
 #include <sched.h>
-#include <string>
 #include <thread>
 #include <vector>
+
+#include "cpu/cgroup.hpp"
 
 namespace latte::cpu {
 namespace {
@@ -56,41 +55,6 @@ class DefaultFloatingPoint {
   std::fenv_t callers_;
 };
 
-// CPUs' worth of quota in one control group's directory, whichever version it is of; 0 = unlimited.
-double quota_in(const std::string& directory) {
-  double quota = 0, period = 0;
-  if (std::ifstream v2(directory + "/cpu.max"); v2) {
-    std::string text;
-    v2 >> text >> period;
-    quota = text == "max" ? 0 : std::atof(text.c_str());
-  } else {
-    std::ifstream(directory + "/cpu.cfs_quota_us") >> quota;
-    std::ifstream(directory + "/cpu.cfs_period_us") >> period;
-  }
-  return quota > 0 && period > 0 ? quota / period : 0;
-}
-
-// The tightest quota of this process's control group and the groups around it; 0 = unlimited.
-std::int32_t cgroup_quota() {
-  double least = 0;
-  // A line is "id:controllers:path"; version 2 has no controllers, version 1 mounts the cpu controller by name.
-  std::ifstream groups("/proc/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {
-    const std::size_t first = line.find(':'), second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
-    const bool v2 = controllers == ",,";
-    if (!v2 && controllers.find(",cpu,") == std::string::npos) continue;
-    const std::string mount = v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/cpu";
-    for (std::string path = line.substr(second + 1);; path.resize(path.rfind('/'))) {
-      const double quota = quota_in(mount + path);
-      if (quota > 0 && (least == 0 || quota < least)) least = quota;
-      if (path.find('/') == std::string::npos) break;
-    }
-  }
-  return least > 0 ? std::max(1, static_cast<std::int32_t>(least + 0.5)) : 0;
-}
-
 }  // namespace
 
 std::int32_t available_threads() {
@@ -99,7 +63,7 @@ std::int32_t available_threads() {
   std::int32_t threads = sched_getaffinity(0, sizeof(set), &set) == 0
                              ? CPU_COUNT(&set)
                              : static_cast<std::int32_t>(std::thread::hardware_concurrency());
-  if (const std::int32_t quota = cgroup_quota(); quota > 0) threads = std::min(threads, quota);
+  if (const std::int32_t quota = cgroup_threads(); quota > 0) threads = std::min(threads, quota);
   return std::max(1, threads);
 }
 

@@ -7,7 +7,7 @@
 
 namespace latte::cpu {
 
-// Hardware threads this process may use: the affinity mask, cut by the cgroup's CPU quota (v1 and v2).
+// Hardware threads this process may use: the affinity mask, cut by the cgroup's CPU quota (cpu/cgroup.hpp).
 std::int32_t available_threads();
 
 class Workers {

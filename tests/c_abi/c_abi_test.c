@@ -242,8 +242,9 @@ static void support(void) {
   CHECK(rows > 10);
   for (i = 0; i < rows; ++i) {
     CHECK_CODE(LATTE_OK, latte_support_table_row(i, &row, NULL));
-    CHECK(strlen(row.feature) > 0 && strlen(row.cpu) > 0 && strlen(row.cuda) > 0);
-    CHECK(strcmp(row.cpu, "no") != 0);
+    CHECK(strlen(row.feature) > 0 && row.backend_count == 2);
+    CHECK(strcmp(row.backends[0], "cpu") == 0 && strcmp(row.backends[1], "cuda") == 0);
+    CHECK(strlen(row.answers[0]) > 0 && strlen(row.answers[1]) > 0 && strcmp(row.answers[0], "no") != 0);
   }
   CHECK_CODE(LATTE_INVALID_ARGUMENT, latte_support_table_row(rows, &row, NULL));
   CHECK_CODE(LATTE_MISSING_ARGUMENT, latte_support_table_rows(NULL, NULL));
@@ -477,6 +478,7 @@ static void policies_and_slots(void) {
   latte_builder_options options = LATTE_BUILDER_OPTIONS_INIT;
   latte_problem problem = step_problem(LATTE_MASK_CAUSAL);
   latte_limits limits = step_limits();
+  latte_builder_info info = LATTE_BUILDER_INFO_INIT;
   latte_metadata first = LATTE_METADATA_INIT;
   latte_decode_args args;
   int32_t policy;
@@ -488,6 +490,9 @@ static void policies_and_slots(void) {
     s.builder = NULL;
     options.policy = policy;
     if (!CHECK_CODE(LATTE_OK, latte_builder_create(s.backend, &problem, &limits, &options, &s.builder, NULL))) break;
+    CHECK_CODE(LATTE_OK, latte_builder_get_info(s.builder, &info, NULL));
+    if (policy == LATTE_POLICY_UNIFORM) CHECK(info.policy_n == 2);
+    if (policy == LATTE_POLICY_BATCH_INVARIANT) CHECK(info.policy_n == info.kv_block);
     CHECK_CODE(LATTE_OK, build_step(&s, kKeys));
     args = step_args(&s);
     memset(s.out, 0, sizeof s.out);
@@ -545,6 +550,16 @@ static void streams_and_devices(void) {
     CHECK(code == LATTE_UNSUPPORTED && backend == NULL && strlen(error.got) > 0);
   }
   CHECK_CODE(LATTE_OK, latte_backend_close(backend, NULL));
+
+  /* The GPU if it opens, else the CPU and why. */
+  options.name = "auto";
+  CHECK_CODE(LATTE_OK, latte_backend_info(s.backend, &info, NULL));
+  CHECK(strcmp(info.note, "") == 0);
+  if (CHECK_CODE(LATTE_OK, latte_backend_open(&options, &backend, &error))) {
+    CHECK_CODE(LATTE_OK, latte_backend_info(backend, &info, NULL));
+    CHECK(info.on_device == (code == LATTE_OK) && (strlen(info.note) == 0) == (code == LATTE_OK));
+    CHECK_CODE(LATTE_OK, latte_backend_close(backend, NULL));
+  }
   teardown(&s);
 }
 

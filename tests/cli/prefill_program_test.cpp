@@ -58,7 +58,7 @@ TEST(PrefillProgram, ABenchRowHasTheKeysOfDecodeAndItsArithmetic) {
 }
 
 TEST(PrefillProgram, ABenchTableNamesDtypeAndMath) {
-  const ProgramRun run = run_latte({"bench", "--op", "prefill", "--spec", "2q40", "--heads", "1", "3", "--q", "f16",
+  const ProgramRun run = run_latte({"bench", "--op", "prefill", "--spec", "2q40", "--heads", "1", "3", "--dtype", "f16",
                                     "--math", "fp8", "--repeats", "3", "--working-set", "1M"});
   ASSERT_EQ(run.exit_code, 0) << run.err;
   for (const char* text : {"ceilings for", "math", "dtype", "half", "f16", "2q40"})
@@ -115,6 +115,44 @@ TEST(PrefillProgram, BadOptionsAreNamed) {
     EXPECT_EQ(run.out, "");
     EXPECT_NE(run.err.find(row.message), std::string::npos) << run.err;
   }
+}
+
+// Every command that has both ops, every option that only one of them has.
+TEST(PrefillProgram, OptionsOfTheOtherOpAreNamed) {
+  const std::vector<std::vector<std::string>> commands = {
+      {"bench", "--spec", "q8"}, {"plan", "--spec", "q8"}, {"capture", "--spec", "q8", "--out", "/nonexistent/x"}};
+  const struct {
+    std::vector<std::string> typed;
+    const char* op;  // that does not have it
+  } rows[] = {
+      {{"--latent", "512"}, "prefill"}, {{"--rope", "64"}, "prefill"},  {{"--page", "64"}, "prefill"},
+      {{"--kv", "bf16"}, "prefill"},    {{"--q", "bf16"}, "prefill"},   {{"--overlap", "off"}, "prefill"},
+      {{"--dtype", "bf16"}, "decode"},  {{"--math", "half"}, "decode"},
+  };
+  for (const auto& command : commands)
+    for (const auto& row : rows) {
+      std::vector<std::string> arguments = command;
+      arguments.insert(arguments.end(), {"--op", row.op});
+      arguments.insert(arguments.end(), row.typed.begin(), row.typed.end());
+      const ProgramRun run = run_latte(arguments);
+      EXPECT_EQ(run.exit_code, 2) << command[0] << " " << row.typed[0] << run.out;
+      EXPECT_NE(run.err.find(row.typed[0]), std::string::npos) << command[0] << " " << row.typed[0] << run.err;
+    }
+}
+
+TEST(PrefillProgram, ThePlanFollowsDtypeAndMath) {
+  const auto kernel = [](const std::vector<std::string>& typed) {
+    std::vector<std::string> arguments = {"plan",      "--op", "prefill",   "--spec", "2q1k",
+                                          "--backend", "cuda", "--workers", "132",    "--json"};
+    arguments.insert(arguments.end(), typed.begin(), typed.end());
+    const ProgramRun run = run_latte(arguments);
+    EXPECT_EQ(run.exit_code, 0) << run.err;
+    return run.exit_code == 0 ? Json::parse(run.out)["kernel"].get<std::string>() : "";
+  };
+  EXPECT_EQ(kernel({}), "sm90_prefill_bf16");
+  EXPECT_EQ(kernel({"--dtype", "fp8"}), "sm90_prefill_fp8");
+  EXPECT_EQ(kernel({"--dtype", "fp8", "--math", "half"}), "sm90_prefill_f16");
+  EXPECT_EQ(kernel({"--math", "fp8"}), "sm90_prefill_fp8");
 }
 
 TEST(PrefillReplay, EveryDtypeMatchesTheOracleAfterARoundTrip) {
@@ -297,7 +335,7 @@ TEST(CapturedPrefill, EveryWrongPartIsNamed) {
 
 TEST(PrefillOptions, DtypeMathAndScaleFollowWhatWasTyped) {
   cli::ShapeOptions options;
-  options.q = "f16";
+  options.dtype = "f16";
   auto shape = cli::resolve_prefill(options);
   ASSERT_TRUE(shape.ok());
   EXPECT_EQ(shape->problem.dtype, Dtype::f16);

@@ -74,6 +74,13 @@ TEST(Program, BadUsageAndBadInputExitWithTwoAndSayWhy) {
       {{"plan", "--spec", "q1s4k", "--workers", "-1"}, "--workers"},
       {{"plan", "--spec", "q1s4k", "--op", "training"}, "--op"},
       {{"plan", "--spec", "q1s4k", "--svg", "/nonexistent/plan.svg"}, "--svg"},
+      {{"plan", "--spec", "q1s4k", "--rows", "3", "--json"}, "--rows"},
+      {{"plan", "--spec", "q1s4k", "--backend", "cuda", "--kernel", "avx2"}, "kernel"},
+      {{"plan", "--spec", "q1s4k", "--backend", "cuda", "--threads", "2"}, "threads"},
+      {{"plan", "--spec", "q1s4k", "--backend", "cuda", "--device", "99"}, "expected"},
+      {{"plan", "--spec", "q1s4k", "--device", "1"}, "device"},
+      {{"bench", "--spec", "q1s1k", "--repeats", "3", "--min-time", "1"}, "--min-time"},
+      {{"info", "--support-markdown", "--json"}, "--support-markdown"},
       {{"run"}, "case"},
       {{"run", "/nonexistent/case.safetensors"}, "/nonexistent/case.safetensors"},
       {{"run", LATTE_PROGRAM_PATH}, "safetensors"},
@@ -186,6 +193,22 @@ TEST(Program, ThePlanAsTextSumsUpAndTheSvgIsWritten) {
     EXPECT_NE(prefill.out.find(text), std::string::npos) << text << "\n" << prefill.out;
 }
 
+TEST(Program, AChunkIsShownAsItIsPlanned) {
+  const ProgramRun run = run_latte({"plan", "--spec", "q1s1k", "--policy", "batch_invariant:7", "--json"});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const Json plan = Json::parse(run.out);
+  EXPECT_EQ(plan["policy"], "batch_invariant:" + plan["kv_block"].dump());
+  EXPECT_EQ(plan["policy_asked"], "batch_invariant:7");
+  for (const Json& record : plan["work_info_set"])
+    EXPECT_EQ(record[5].get<int>() - record[4].get<int>(), plan["kv_block"].get<int>());
+  const ProgramRun text = run_latte({"plan", "--spec", "q1s1k", "--policy", "batch_invariant:7"});
+  EXPECT_NE(text.out.find(", asked for as batch_invariant:7\n"), std::string::npos) << text.out;
+  const ProgramRun bench =
+      run_latte({"bench", "--spec", "q1s1k", "--policy", "batch_invariant:7", "--repeats", "3", "--json"});
+  ASSERT_EQ(bench.exit_code, 0) << bench.err;
+  EXPECT_EQ(Json::parse(bench.out)["policy"], plan["policy"]);
+}
+
 TEST(Program, ABenchRowInJsonHasItsKeysAndAddsUp) {
   const ProgramRun run =
       run_latte({"bench", "--spec", "2q1s64", "--spec", "q3s100_q1s10", "4q1s1k", "--heads", "8", "--page", "16",
@@ -268,6 +291,23 @@ TEST(Program, InfoSaysWhetherCudaCanBeUsed) {
   const bool open = Backend::open({.name = "cuda"}).ok();
   EXPECT_EQ(info["cuda"].get<std::string>().rfind("not available: ", 0) == 0, !open) << info["cuda"];
   EXPECT_EQ(run_latte({"info", "--backend", "cuda"}).exit_code, open ? 0 : 2);
+}
+
+TEST(Program, AutoRunsSomewhereAndSaysWhyNotOnAGpu) {
+  const bool gpu = Backend::open({.name = "cuda"}).ok();
+  const ProgramRun run = run_latte({"info", "--backend", "auto", "--json"});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const Json info = Json::parse(run.out);
+  EXPECT_EQ(info["backend"], gpu ? "cuda" : "cpu");
+  EXPECT_EQ(info["note"].get<std::string>().empty(), gpu) << info["note"];
+  EXPECT_EQ(run_latte({"info", "--backend", "auto"}).out.find("cuda cannot be opened") == std::string::npos, gpu);
+  EXPECT_EQ(Json::parse(run_latte({"info", "--json"}).out)["note"], "");
+
+  // A kernel's name asks for the CPU, with and without a GPU.
+  const ProgramRun plan = run_latte({"plan", "--spec", "q1s1k", "--backend", "auto", "--kernel", "scalar"});
+  ASSERT_EQ(plan.exit_code, 0) << plan.err;
+  EXPECT_EQ(plan.err.rfind("latte: cpu, as cuda cannot be opened: ", 0), 0u) << plan.err;
+  EXPECT_NE(plan.out.find("kernel     scalar"), std::string::npos) << plan.out;
 }
 
 TEST(Program, CheckPassesItsQuickGrid) {

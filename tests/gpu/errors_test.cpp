@@ -27,6 +27,8 @@ TEST_F(GpuErrors, EveryBrokenCallNamesItsField) {
       {"tokens that are not aligned", Code::invalid_argument, "kv_cache",
        [](DecodeArgs& a) { a.kv_cache.stride[1] += 4; }},
       {"tokens that overlap", Code::invalid_argument, "kv_cache", [](DecodeArgs& a) { a.kv_cache.stride[1] = 8; }},
+      {"tokens too far apart", Code::invalid_argument, "kv_cache",
+       [](DecodeArgs& a) { a.kv_cache.stride[1] = std::int64_t{1} << 39; }},
       {"a cache without pages", Code::invalid_argument, "kv_cache", [](DecodeArgs& a) { a.kv_cache.shape[0] = 0; }},
       {"an output that is not aligned", Code::invalid_argument, "out",
        [](DecodeArgs& a) { a.out.data = a.out.bytes() + 4; }},
@@ -92,6 +94,14 @@ TEST_F(GpuErrors, OptionsThatOnlyACpuHasAreRefused) {
   EXPECT_EQ(Backend::open({.name = "cuda", .kernel = "avx2"}).status().field(), "kernel");
   EXPECT_EQ(Backend::open({.name = "cuda", .device = 1000}).status().field(), "device");
   EXPECT_EQ(Backend::open({.name = "cuda", .device = -1}).status().field(), "device");
+}
+
+TEST_F(GpuErrors, AutoIsTheGpuAndAWrongDeviceIsStillAnError) {
+  const auto opened = Backend::open({.name = "auto", .threads = 1});
+  ASSERT_TRUE(succeeded(opened.status()));
+  EXPECT_TRUE(opened->on_device());
+  EXPECT_EQ(opened->info().note, "");
+  EXPECT_EQ(Backend::open({.name = "auto", .device = 1000}).status().field(), "device");
 }
 
 TEST_F(GpuErrors, MetadataOfAnEarlierStepIsStale) {

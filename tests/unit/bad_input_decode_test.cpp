@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "backend/validate.hpp"
 #include "tests/unit/bad_input.hpp"
 
 namespace latte::bad_input {
@@ -235,6 +236,46 @@ TEST_F(BadDecode, EveryBrokenCallNamesItsFieldInC) {
     expect_error(answer(code, error), broken.code, broken.field);
     EXPECT_EQ(error.code, code);
     EXPECT_TRUE(step.untouched());
+  }
+}
+
+// Validation sees addresses only, so a device's rules need no device.
+TEST(BadDeviceCache, StridesThatACopyEngineCannotWalkNameTheCache) {
+  alignas(16) std::byte memory[16] = {};
+  const auto validate = [&](std::int64_t pages, std::int32_t page_size, std::int64_t page_stride,
+                            std::int64_t token_stride, backend::Place place) {
+    ConstTensorView cache = dense(static_cast<const void*>(memory), Dtype::bf16, {pages, page_size, 576});
+    cache.stride[0] = page_stride;
+    cache.stride[1] = token_stride;
+    return backend::validate_cache({.heads = 16, .page_size = page_size}, cache, place);
+  };
+  constexpr std::int64_t kTerabyte = std::int64_t{1} << 39;  // in bf16 elements
+  const struct {
+    const char* name;
+    bool ok;
+    std::int64_t pages;
+    std::int32_t page_size;
+    std::int64_t page_stride, token_stride;
+  } rows[] = {
+      {"dense", true, 9, 64, 64 * 576, 576},
+      {"pages as far apart as can be", true, 9, 64, kTerabyte - 8, 576},
+      {"pages too far apart", false, 9, 64, kTerabyte, 576},
+      {"tokens as far apart as can be", true, 9, 64, 576, kTerabyte / 64 - 8},
+      {"tokens too far apart", false, 9, 64, 576, kTerabyte / 64},
+      {"tokens of small pages too far apart", false, 9, 2, 576, kTerabyte / 8},
+      {"tokens of one page too far apart", false, 1, 64, 0, kTerabyte / 64},
+      {"backwards", false, 9, 64, -64 * 576, 576},
+      {"one page, whose stride nobody uses", true, 1, 64, kTerabyte, 576},
+      {"pages of one token", true, 9, 1, 576, kTerabyte},
+  };
+  for (const auto& row : rows) {
+    SCOPED_TRACE(row.name);
+    const Status status = validate(row.pages, row.page_size, row.page_stride, row.token_stride, backend::Place::device);
+    if (row.ok)
+      EXPECT_TRUE(status.ok()) << status.message();
+    else
+      expect_error(answer(status), invalid_argument, "kv_cache");
+    EXPECT_TRUE(validate(row.pages, row.page_size, row.page_stride, row.token_stride, backend::Place::host).ok());
   }
 }
 

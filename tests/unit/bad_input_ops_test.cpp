@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "backend/validate.hpp"
 #include "tests/unit/bad_input.hpp"
 
 namespace latte::bad_input {
@@ -86,6 +87,18 @@ TEST(BadInput, EveryBrokenMergeNamesItsField) {
   EXPECT_TRUE(merge(backend, good.parts, good.out_view, good.lse_view).ok());
   EXPECT_FALSE(good.untouched());
   latte_backend_close(c_backend, nullptr);
+}
+
+// Validation sees addresses only, so a device's rules need no device.
+TEST(BadInput, ADeviceMergesNoMorePartialsThanALaunchCarries) {
+  MergeCall call;
+  const auto validate = [&](std::size_t count, backend::Place place) {
+    const std::vector<Partial> parts(count, call.part);
+    return backend::validate_merge_args(parts, call.out_view, call.lse_view, place);
+  };
+  EXPECT_TRUE(validate(64, backend::Place::device).ok()) << validate(64, backend::Place::device).message();
+  expect_error(answer(validate(65, backend::Place::device)), unsupported, "partials");
+  EXPECT_TRUE(validate(65, backend::Place::host).ok());
 }
 
 // Three tokens of 32 + 16 fp32 values into two pages of four.

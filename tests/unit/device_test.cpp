@@ -105,17 +105,17 @@ TEST(PlanCopy, WordsThatAreNoPlanAreRefused) {
     }
 }
 
+constexpr PlanTarget kH200{.backend = "cuda", .workers = 132};
+
 // The choice needs no GPU: buffers can be sized and plans looked at anywhere.
 TEST(CudaChoice, IsTheSameEverywhere) {
   const Limits limits{.max_requests = 64, .max_kv_tokens = 4096};
-  const auto choice = choose_for({.backend = "cuda", .workers = 132}, DecodeProblem{.heads = 16}, limits);
+  const auto choice = choose_for(kH200, DecodeProblem{.heads = 16}, limits);
   ASSERT_TRUE(choice.ok()) << choice.status().message();
   EXPECT_FALSE(choice->kernel.empty());
   EXPECT_FALSE(choice->reason.empty());
   EXPECT_EQ(choice->plan.workers, 132);
   EXPECT_EQ(choice->plan.heads, 16);
-  const auto again = choose_for({}, DecodeProblem{.heads = 16}, limits);
-  EXPECT_EQ(again->kernel, choice->kernel) << "the default is an H200";
   EXPECT_EQ(choose_for({.backend = "cpu", .workers = 8}, DecodeProblem{.heads = 16}, limits)->plan.workers, 8);
 }
 
@@ -123,13 +123,12 @@ TEST(CudaChoice, IsTheSameEverywhere) {
 TEST(CudaChoice, BatchInvariantChunksFollowFromTheLimitsAlone) {
   const auto chunk = [](std::int32_t requests, std::int32_t workers, std::int32_t heads) {
     const Limits limits{.max_requests = requests, .max_kv_tokens = 4096, .workers = workers};
-    return choose_for({.workers = 132}, DecodeProblem{.heads = heads}, limits, Policy::batch_invariant())
-        ->plan.policy.n;
+    return choose_for(kH200, DecodeProblem{.heads = heads}, limits, Policy::batch_invariant())->plan.policy.n;
   };
   for (const std::int32_t workers : {0, 2, 37, 132}) {
     EXPECT_EQ(chunk(16, workers, 16), 512);
     EXPECT_EQ(chunk(64, workers, 16), 2048);
-    EXPECT_EQ(chunk(64, workers, 128), 4096);
+    EXPECT_EQ(chunk(64, workers, 128), 4128) << "4096 in whole blocks of 48";
     EXPECT_EQ(chunk(1, workers, 16), 256);
     EXPECT_EQ(chunk(4096, workers, 16), 4096);
   }
@@ -137,17 +136,17 @@ TEST(CudaChoice, BatchInvariantChunksFollowFromTheLimitsAlone) {
 
 TEST(CudaChoice, SaysWhatItDoesNotServe) {
   const Limits limits{.max_requests = 64, .max_kv_tokens = 4096};
-  const auto fp8 = choose_for({}, DecodeProblem{.heads = 16, .kv_format = KvFormat::fp8_e4m3}, limits);
+  const auto fp8 = choose_for(kH200, DecodeProblem{.heads = 16, .kv_format = KvFormat::fp8_e4m3}, limits);
   EXPECT_EQ(fp8.status().code(), Code::unsupported);
   EXPECT_NE(fp8.status().message().find("fp8 caches come later on cuda"), std::string::npos);
-  EXPECT_EQ(choose_for({}, DecodeProblem{.heads = 0}, limits).status().code(), Code::invalid_argument);
-  EXPECT_EQ(choose_for({.backend = "tpu"}, DecodeProblem{.heads = 16}, limits).status().field(), "backend");
-  EXPECT_EQ(choose_for({.workers = 0}, DecodeProblem{.heads = 16}, limits).status().field(), "workers");
-  EXPECT_EQ(
-      choose_for({.workers = 100}, DecodeProblem{.heads = 16}, {.max_requests = 1, .max_kv_tokens = 1, .workers = 101})
-          .status()
-          .field(),
-      "limits.workers");
+  EXPECT_EQ(choose_for(kH200, DecodeProblem{.heads = 0}, limits).status().code(), Code::invalid_argument);
+  EXPECT_EQ(choose_for({.workers = 1}, DecodeProblem{.heads = 16}, limits).status().field(), "backend");
+  for (const char* name : {"tpu", "auto"})
+    EXPECT_EQ(choose_for({.backend = name, .workers = 1}, DecodeProblem{.heads = 16}, limits).status().field(),
+              "backend");
+  EXPECT_EQ(choose_for({.backend = "cuda"}, DecodeProblem{.heads = 16}, limits).status().field(), "workers");
+  const Limits above{.max_requests = 1, .max_kv_tokens = 1, .workers = 133};
+  EXPECT_EQ(choose_for(kH200, DecodeProblem{.heads = 16}, above).status().field(), "limits.workers");
 }
 
 // With a GPU it opens; without one, or without the toolkit at build time, it says so and the CPU is there.
@@ -163,6 +162,34 @@ TEST(CudaOpen, WorksOrSaysWhyNot) {
     EXPECT_FALSE(cuda.status().got().empty());
   }
   EXPECT_TRUE(Backend::open({.threads = 1}).ok());
+}
+
+TEST(AutoOpen, IsCudaWhereItOpensAndElseTheCpuWithTheReason) {
+  const auto cuda = Backend::open({.name = "cuda"});
+  const auto backend = Backend::open({.name = "auto", .threads = 1});
+  ASSERT_TRUE(backend.ok()) << backend.status().message();
+  EXPECT_EQ(backend->on_device(), cuda.ok());
+  EXPECT_EQ(backend->info().backend, cuda.ok() ? "cuda" : "cpu");
+  if (cuda.ok()) {
+    EXPECT_EQ(backend->info().note, "");
+  } else {
+    EXPECT_EQ(backend->workers(), 1);
+    EXPECT_NE(backend->info().note.find(cuda.status().message()), std::string::npos) << backend->info().note;
+    EXPECT_TRUE(backend->supports(DecodeProblem{.heads = 16}).ok);
+    EXPECT_EQ(Backend::open({.name = "auto", .threads = 1, .device = 1})->info().backend, "cpu")
+        << "which GPU does not matter where there is none";
+    EXPECT_EQ(Backend::open({.name = "auto", .threads = -1}).status().field(), "threads");
+  }
+  EXPECT_EQ(Backend::open({.threads = 1})->info().note, "") << "asked for by name";
+}
+
+// A kernel's name is one of the CPU's, so that this is the same with and without a GPU.
+TEST(AutoOpen, WithAKernelIsTheCpu) {
+  const auto backend = Backend::open({.name = "auto", .threads = 1, .kernel = "scalar"});
+  ASSERT_TRUE(backend.ok()) << backend.status().message();
+  EXPECT_EQ(backend->info().backend, "cpu");
+  EXPECT_NE(backend->info().note.find("kernel"), std::string::npos) << backend->info().note;
+  EXPECT_EQ(Backend::open({.name = "auto", .kernel = "abacus"}).status().field(), "kernel");
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 // Slots, generations, moved builders, and that neither build() nor decode() allocates.
+#include <algorithm>
 #include <array>
 #include <new>
 #include <optional>
@@ -54,6 +55,27 @@ TEST_F(Metadata, BuildAndDecodeAllocateNothing) {
     ASSERT_TRUE(status.ok()) << status.message();
     EXPECT_EQ(run, 0);
   }
+}
+
+TEST_F(Metadata, MergingAFewAllocatesNothingFromCppAndFromC) {
+  const DecodeArgs args = step_.args();
+  std::fill(step_.out.begin(), step_.out.end(), 1.0f);
+  std::fill(step_.lse.begin(), step_.lse.end(), 0.0f);
+  const std::vector<Partial> parts(32, {args.out, args.lse});
+  const std::vector<latte_partial> c_parts(32, {to_c(args.out), to_c(args.lse)});
+  latte_merge_args c_args = latte_merge_args_init();
+  c_args.partials = c_parts.data();
+  c_args.partial_count = static_cast<std::int32_t>(c_parts.size());
+  c_args.out = to_c(args.out);
+  c_args.lse = to_c(args.lse);
+  latte_backend* c_backend = bad_input::open_c();
+  AllocationCount count;
+  const Status status = merge(backend_, parts, args.out, args.lse);
+  const latte_code code = latte_merge(c_backend, &c_args, nullptr);
+  EXPECT_EQ(count.stop(), 0);
+  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_EQ(code, LATTE_OK);
+  latte_backend_close(c_backend, nullptr);
 }
 
 TEST_F(Metadata, NoKernelAllocates) {
@@ -164,6 +186,17 @@ TEST_F(Metadata, CarriesAllThatWasPlanned) {
   // The lengths were copied: the caller's arrays may go.
   step_.visible.assign(3, -1);
   EXPECT_EQ(metadata.visible()[2], 9);
+}
+
+TEST_F(Metadata, ChunksAreShownInTheWholeBlocksThatArePlanned) {
+  const auto planned = [&](std::int32_t tokens) {
+    return builder({.policy = Policy::batch_invariant(tokens)}).plan_config().policy.n;
+  };
+  const std::int32_t block = builder({}).plan_config().kv_block;
+  EXPECT_EQ(planned(1), block);
+  EXPECT_EQ(planned(block), block);
+  EXPECT_EQ(planned(block + 1), 2 * block);
+  EXPECT_EQ(planned(INT32_MAX), INT32_MAX);
 }
 
 TEST_F(Metadata, NeverBuiltShowsAnEmptyStep) {

@@ -1,6 +1,7 @@
 // The overlap test of output views against every pair of elements, and the support table that the validation gives.
 #include "backend/views.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <set>
 #include <string>
@@ -58,15 +59,15 @@ TEST(Views, FreeStridesAndMissingRowsAreTaken) {
   EXPECT_TRUE(check_view(dense(static_cast<void*>(nullptr), Dtype::f32, {0, 2, 4}), empty).ok());
 }
 
-std::string row(const std::vector<SupportRow>& table, const std::string& feature,
-                std::string SupportRow::*column = &SupportRow::cpu) {
-  for (const SupportRow& entry : table)
-    if (entry.feature == feature) return entry.*column;
+std::string row(const SupportTable& table, const std::string& feature, const std::string& backend = "cpu") {
+  const auto column = std::find(table.backends.begin(), table.backends.end(), backend) - table.backends.begin();
+  for (const SupportRow& entry : table.rows)
+    if (entry.feature == feature) return entry.answers.at(static_cast<std::size_t>(column));
   return "no such row";
 }
 
 TEST(SupportTable, SaysWhatTheContractPromises) {
-  const std::vector<SupportRow> table = support_table();
+  const SupportTable table = support_table();
   EXPECT_EQ(row(table, "decode, bf16 cache: query dtypes"), "bf16, f16, f32");
   EXPECT_EQ(row(table, "decode, fp8_e4m3 cache: query dtypes"), "bf16, f16, f32, fp8_e4m3");
   EXPECT_NE(row(table, "decode, fp8_ds_mla cache: query dtypes").find("bf16, f16"), std::string::npos);
@@ -87,13 +88,20 @@ TEST(SupportTable, SaysWhatTheContractPromises) {
   EXPECT_EQ(row(table, "prefill: planning policies"), "balanced, uniform, batch_invariant");
   EXPECT_EQ(row(table, "prefill: caches of older tokens"), "bf16, f16, f32, fp8_e4m3, fp8_ds_mla");
   EXPECT_EQ(row(table, "merge dtypes"), "bf16, f16, f32");
+  EXPECT_EQ(row(table, "merge partials"), "any >= 1");
   EXPECT_EQ(row(table, "write_kv formats"), "bf16, f16, f32, fp8_e4m3, fp8_ds_mla");
+}
+
+TEST(SupportTable, HasAnAnswerOfEveryBackendInEveryRow) {
+  const SupportTable table = support_table();
+  EXPECT_EQ(table.backends, (std::vector<std::string>{"cpu", "cuda"}));
+  for (const SupportRow& entry : table.rows) EXPECT_EQ(entry.answers.size(), table.backends.size()) << entry.feature;
 }
 
 // Decided without a GPU, so the table is the same in every build.
 TEST(SupportTable, SaysWhatCudaServes) {
-  const std::vector<SupportRow> table = support_table();
-  const auto cuda = [&](const std::string& feature) { return row(table, feature, &SupportRow::cuda); };
+  const SupportTable table = support_table();
+  const auto cuda = [&](const std::string& feature) { return row(table, feature, "cuda"); };
   EXPECT_EQ(cuda("decode, bf16 cache: query dtypes"), "bf16");
   EXPECT_EQ(cuda("decode, f16 cache: query dtypes"), "f16");
   EXPECT_EQ(cuda("decode, fp8_e4m3 cache: query dtypes"), "no");
@@ -110,6 +118,7 @@ TEST(SupportTable, SaysWhatCudaServes) {
   EXPECT_EQ(cuda("prefill: heads"), "any >= 1");
   EXPECT_EQ(cuda("prefill: qk/v widths"), "192/128");
   EXPECT_EQ(cuda("prefill: masks"), "causal, none");
+  EXPECT_EQ(cuda("merge partials"), "1 to 64");
 }
 
 }  // namespace
