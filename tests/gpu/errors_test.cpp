@@ -1,7 +1,9 @@
 // What goes wrong on a device and how it is told: bad arguments before a launch, findings of the validation kernel
 // after one.
+#include <atomic>
 #include <functional>
 #include <limits>
+#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -192,6 +194,39 @@ TEST_F(GpuValidation, LooksAtLengthsThatOnlyTheDeviceKnows) {
     const Status found = backend().synchronize(stream());
     EXPECT_EQ(found.field(), broken.field) << found.message();
     EXPECT_NE(found.got().find(broken.got), std::string::npos) << found.message();
+  }
+}
+
+// Every call looks at the reports of all slots, whatever thread it comes from.
+TEST_F(GpuValidation, AFindingIsToldToOneOfManyThreads) {
+  constexpr int kThreads = 4, kRounds = 200;
+  auto step = DeviceStep::make(backend(), gpu_case({{1, 200}, {2, 300}}, 16), {.slots = kThreads, .validate = true});
+  std::vector<DecodeMetadata> planned;
+  for (int slot = 0; slot < kThreads; ++slot)
+    planned.push_back(step->builder.build(slot, step->batch.lengths(), stream()).value());
+  const DecodeArgs sound = step->args(stream());
+  const std::vector<std::int32_t> ids(static_cast<std::size_t>(2 * sound.pages.max_pages), -7);
+  const auto table = DeviceMemory::allocate(backend(), ids.size() * sizeof ids[0]).value();
+  ASSERT_TRUE(succeeded(copy_to_device(backend(), table.data(), ids.data(), ids.size() * sizeof ids[0])));
+  DecodeArgs wild = sound;
+  wild.pages.block_table = reinterpret_cast<const std::int32_t*>(table.data());
+  wild.pages.block_table_stride = sound.pages.max_pages;
+
+  for (int round = 0; round < kRounds; ++round) {
+    ASSERT_TRUE(succeeded(decode(planned[0], wild)));
+    // Not through synchronize(), which would take the finding.
+    std::int32_t ignored = 0;
+    ASSERT_TRUE(succeeded(copy_to_host(backend(), &ignored, table.data(), sizeof ignored, stream())));
+    std::atomic<int> waiting{kThreads}, told{0};
+    std::vector<std::thread> threads;
+    for (const DecodeMetadata& metadata : planned)
+      threads.emplace_back([&] {
+        for (--waiting; waiting > 0;) std::this_thread::yield();
+        if (decode(metadata, sound).field() == "pages") ++told;
+      });
+    for (std::thread& thread : threads) thread.join();
+    ASSERT_EQ(told, 1) << "round " << round;
+    ASSERT_TRUE(succeeded(backend().synchronize(stream())));
   }
 }
 
