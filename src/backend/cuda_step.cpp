@@ -61,10 +61,7 @@ CudaStep::CudaStep(CudaImpl& impl, const Builder& builder, const cuda::DecodeKer
       validate_(validate),
       limits_(plan::resolve(builder.config.limits)),
       workers_(plan::worker_count(builder.config)),
-      words_(*impl.device()) {
-  const std::lock_guard<std::mutex> lock(impl_.steps_mutex_);
-  impl_.steps_.push_back(this);
-}
+      words_(*impl.device()) {}
 
 CudaStep::~CudaStep() {
   const std::lock_guard<std::mutex> lock(impl_.steps_mutex_);
@@ -80,6 +77,11 @@ Status CudaStep::allocate(bool own_workspace) {
   LATTE_RETURN_IF_ERROR(words_.allocate(layout_.words));
   LATTE_RETURN_IF_ERROR(report_.allocate(device_, sizeof(cuda::ValidationReport), cuda::Memory::pinned));
   new (report_.data()) cuda::ValidationReport();
+  {
+    // Others may synchronize the backend at any time, which asks for the report.
+    const std::lock_guard<std::mutex> lock(impl_.steps_mutex_);
+    impl_.steps_.push_back(this);
+  }
 
   // Offsets do not depend on the step.
   const plan::Layout at = plan::layout(builder_.sizes, workers_);
