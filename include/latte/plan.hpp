@@ -145,11 +145,12 @@ Result<Plan> make_plan(const PlanConfig& config, const StepLengths& lengths, std
 // offsets do not fit the buffer; check_plan looks at the rest.
 Result<Plan> view_plan(std::span<const std::int32_t> words);
 
-// Ticks of one record by the cost model, and of a whole plan: the largest sum over a worker's records.
+// Ticks of one record by the cost model, and of a whole plan: the largest sum over a worker's records. The
+// configuration is the one the plan was made with.
 std::int64_t record_ticks(const PlanConfig& config, const WorkRecord& record);
 std::int64_t makespan_ticks(const PlanConfig& config, const Plan& plan);
-// Sum over tiles of the cost of the unsplit tile: what a perfect split would share out.
-std::int64_t unsplit_ticks(const PlanConfig& config, const StepLengths& lengths);
+// Sum over tiles of the cost of the unsplit tile: what a perfect split would share out. Errors are make_plan's.
+Result<std::int64_t> unsplit_ticks(const PlanConfig& config, const StepLengths& lengths);
 
 // Checks a plan against its batch in full: exact cover, dense partials, bounds. For tests and for plans of others.
 Status check_plan(const PlanConfig& config, const StepLengths& lengths, const Plan& plan);

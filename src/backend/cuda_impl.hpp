@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -143,6 +144,8 @@ class CudaStep final : public StepMemory {
     std::size_t query_start = 0, visible = 0, plan = 0, words = 0;
   };
 
+  std::optional<cuda::ValidationReport> take_report();
+
   CudaImpl& impl_;
   cuda::Device& device_;
   const Builder& builder_;
@@ -153,6 +156,7 @@ class CudaStep final : public StepMemory {
   Layout layout_;
   StagedWords words_;
   DeviceBuffer workspace_, report_;
+  std::mutex report_mutex_;    // held by whoever takes the report
   cuda::LengthsView lengths_;  // of the last step
   cuda::PlanView plan_;
 };

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <string>
 
 #include "backend/cuda_impl.hpp"
@@ -60,10 +61,7 @@ CudaStep::CudaStep(CudaImpl& impl, const Builder& builder, const cuda::DecodeKer
       validate_(validate),
       limits_(plan::resolve(builder.config.limits)),
       workers_(plan::worker_count(builder.config)),
-      words_(*impl.device()) {
-  const std::lock_guard<std::mutex> lock(impl_.steps_mutex_);
-  impl_.steps_.push_back(this);
-}
+      words_(*impl.device()) {}
 
 CudaStep::~CudaStep() {
   const std::lock_guard<std::mutex> lock(impl_.steps_mutex_);
@@ -79,6 +77,11 @@ Status CudaStep::allocate(bool own_workspace) {
   LATTE_RETURN_IF_ERROR(words_.allocate(layout_.words));
   LATTE_RETURN_IF_ERROR(report_.allocate(device_, sizeof(cuda::ValidationReport), cuda::Memory::pinned));
   new (report_.data()) cuda::ValidationReport();
+  {
+    // Others may synchronize the backend at any time, which asks for the report.
+    const std::lock_guard<std::mutex> lock(impl_.steps_mutex_);
+    impl_.steps_.push_back(this);
+  }
 
   // Offsets do not depend on the step.
   const plan::Layout at = plan::layout(builder_.sizes, workers_);
@@ -170,12 +173,25 @@ Status CudaStep::run(const PlannedStep& step, const DecodeArgs& args) {
   return device_.decode(kernel_, call, workers_, args.overlap_previous, args.stream);
 }
 
-Status CudaStep::take_finding() {
-  auto* report = reinterpret_cast<volatile cuda::ValidationReport*>(report_.data());
-  if (report->finding == cuda::Finding::none) return {};
+// Calls on any slot of the builder, and synchronize(), ask every slot: one of them takes the finding. The kernel writes
+// the rest of a report before `finding`, and only while that is none.
+std::optional<cuda::ValidationReport> CudaStep::take_report() {
+  auto& report = *reinterpret_cast<cuda::ValidationReport*>(report_.data());
+  const std::atomic_ref<cuda::Finding> finding(report.finding);
+  const auto nothing = [&] { return finding.load(std::memory_order_acquire) == cuda::Finding::none; };
+  if (nothing()) return {};
+  const std::lock_guard<std::mutex> lock(report_mutex_);
+  if (nothing()) return {};
   const cuda::ValidationReport found{
-      .finding = report->finding, .request = report->request, .position = report->position, .value = report->value};
-  report->finding = cuda::Finding::none;
+      .finding = finding.load(), .request = report.request, .position = report.position, .value = report.value};
+  finding.store(cuda::Finding::none, std::memory_order_release);
+  return found;
+}
+
+Status CudaStep::take_finding() {
+  const auto taken = take_report();
+  if (!taken) return {};
+  const cuda::ValidationReport& found = *taken;
   const std::string request = " of request " + text(found.request);
   switch (found.finding) {
     case cuda::Finding::seq_len:

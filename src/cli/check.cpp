@@ -80,7 +80,7 @@ struct Tally {
     ++group.runs;
     if (report) {
       const testkit::Comparison& c = report->comparison;
-      group.out.raise({c.out_error, c.tolerance.out});
+      group.out.raise({c.out_error, c.out_allowed});
       group.row.raise({c.row_error, testkit::kRowFactor * c.tolerance.out});
       if (description.with_lse) group.lse.raise({c.lse_error, c.tolerance.lse});
       if (report->ok()) return;

@@ -39,7 +39,7 @@ struct Planned {
   const Plan& plan() const { return owned.plan(); }
   const PlanConfig& config() const { return choice.plan; }
   std::int64_t ideal_ticks() const {
-    return (unsplit_ticks(config(), lengths.view()) + config().workers - 1) / config().workers;
+    return (unsplit_ticks(config(), lengths.view()).value() + config().workers - 1) / config().workers;
   }
 };
 

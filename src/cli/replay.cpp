@@ -90,9 +90,9 @@ int conclude(const RunOptions& options, Op op, const Outputs& outputs, const Exp
   }
   const testkit::Comparison comparison = compare_with_file(outputs, expectation);
   if (expectation.out != nullptr)
-    fmt::print("out  error {:.3e}, allowed {:.1e}\n", comparison.out_error, comparison.tolerance.out);
+    fmt::print("out  error {:.3e}, allowed {:.3e}\n", comparison.out_error, comparison.out_allowed);
   if (expectation.lse != nullptr)
-    fmt::print("lse  error {:.3e}, allowed {:.1e}\n", comparison.lse_error, comparison.tolerance.lse);
+    fmt::print("lse  error {:.3e}, allowed {:.3e}\n", comparison.lse_error, comparison.tolerance.lse);
   fmt::print("{}\n", comparison.ok ? "matches" : "DIFFERS: " + comparison.message);
   return comparison.ok ? kExitOk : kExitCheckFailed;
 }

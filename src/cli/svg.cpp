@@ -128,7 +128,7 @@ class Drawing {
         families_(families_of(lengths_)),
         colours_(request_colours(families_)) {
     for (const Bar& bar : bars_) makespan_ = std::max(makespan_, bar.end_ticks);
-    ideal_ = static_cast<double>(unsplit_ticks(config_, lengths_)) / std::max(plan_.workers(), 1);
+    ideal_ = static_cast<double>(unsplit_ticks(config_, lengths_).value()) / std::max(plan_.workers(), 1);
     span_ = std::max({static_cast<double>(makespan_), ideal_, 1.0});
     const double workers = std::max(plan_.workers(), 1);
     row_ = std::clamp(kPlotHeight / workers, workers > 300 ? 2.0 : 6.0, kMaxRow);

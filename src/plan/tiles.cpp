@@ -133,7 +133,10 @@ std::int32_t make_tiles(const PlanConfig& config, const StepLengths& lengths, st
 
 namespace latte {
 
-std::int64_t unsplit_ticks(const PlanConfig& config, const StepLengths& lengths) {
+Result<std::int64_t> unsplit_ticks(const PlanConfig& config, const StepLengths& lengths) {
+  // A tile of no rows would never reach a request's last one.
+  if (const Result<PlanSizes> sizes = plan_sizes(config); !sizes.ok()) return sizes.status();
+  if (Status status = plan::check_lengths(config, lengths); !status.ok()) return status;
   std::int64_t total = 0;
   plan::for_each_tile(config, lengths, [&](const plan::Tile& tile) {
     total += config.cost.piece_ticks + tile.blocks * config.cost.block(tile.rows());

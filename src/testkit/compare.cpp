@@ -29,7 +29,11 @@ double distance(double got, double want) {
 
 class Comparer {
  public:
-  Comparer(const OracleResult& oracle, const Tolerance& tolerance) : oracle_(oracle) { result_.tolerance = tolerance; }
+  Comparer(const OracleResult& oracle, const Tolerance& tolerance) : oracle_(oracle) {
+    const auto rows = static_cast<double>(std::max<std::int64_t>(oracle.tokens * oracle.heads, 1));
+    result_.tolerance = tolerance;
+    result_.out_allowed = batch_factor(rows) * tolerance.out;
+  }
 
   void out_row(std::int64_t token, std::int32_t head, const std::vector<double>& got) {
     const double* want = oracle_.out_row(token, head);
@@ -65,16 +69,11 @@ class Comparer {
 
   Comparison finish() {
     if (error_ > 0) result_.out_error = norm_ > 0 ? std::sqrt(error_ / norm_) : kInfinity;
-    if (!(result_.out_error <= allowed_of_batch())) fail("out of the whole batch");
+    if (!(result_.out_error <= result_.out_allowed)) fail("out of the whole batch");
     return result_;
   }
 
  private:
-  double allowed_of_batch() const {
-    const auto rows = static_cast<double>(std::max<std::int64_t>(oracle_.tokens * oracle_.heads, 1));
-    return batch_factor(rows) * result_.tolerance.out;
-  }
-
   void note(double error, double allowed, const Worst& place, const char* what) {
     const double ratio = error == 0 ? 0 : allowed > 0 ? error / allowed : kInfinity;
     if (ratio > worst_ratio_) {
@@ -94,7 +93,7 @@ class Comparer {
          << result_.row_error << " (allowed " << kRowFactor * result_.tolerance.out << "), lse error "
          << result_.lse_error << " (allowed " << result_.tolerance.lse << ")";
     if (result_.out_error > 0)
-      text << ", batch error " << result_.out_error << " (allowed " << allowed_of_batch() << ")";
+      text << ", batch error " << result_.out_error << " (allowed " << result_.out_allowed << ")";
     result_.ok = false;
     result_.message = text.str();
   }

@@ -25,6 +25,7 @@ struct Comparison {
   double row_error = 0;  // the same for the worst (token, head) row
   double lse_error = 0;  // largest absolute difference
   Tolerance tolerance;
+  double out_allowed = 0;  // what out_error may be: batch_factor() times the tolerance
   Worst worst;
   std::string message;  // empty when ok, otherwise one line: what failed, where, got and want
 };

@@ -2,6 +2,7 @@
 #include <cstring>
 #include <fstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -81,6 +82,16 @@ TEST(Replay, AWrongExpectationIsFoundAndExitsWithOne) {
     const ProgramRun run = run_latte({"run", wrong});
     EXPECT_EQ(run.exit_code, 1) << name << run.out << run.err;
     EXPECT_NE(run.out.find("DIFFERS"), std::string::npos) << run.out;
+  }
+}
+
+// One row alone may be off by half as much again as a batch.
+TEST(Replay, TellsTheLimitThatWasApplied) {
+  const std::string file = path_of("limit.safetensors");
+  for (const auto& [heads, limit] : {std::pair{"1", "allowed 4.500e-03"}, std::pair{"4", "allowed 3.375e-03"}}) {
+    ASSERT_EQ(run_latte({"capture", "--spec", "q1s40", "--heads", heads, "--with-expect", "--out", file}).exit_code, 0);
+    const ProgramRun run = run_latte({"run", file});
+    EXPECT_NE(run.out.find(limit), std::string::npos) << run.out;
   }
 }
 

@@ -1,7 +1,9 @@
 // What goes wrong on a device and how it is told: bad arguments before a launch, findings of the validation kernel
 // after one.
+#include <atomic>
 #include <functional>
 #include <limits>
+#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -187,6 +189,7 @@ TEST_F(GpuValidation, LooksAtLengthsThatOnlyTheDeviceKnows) {
   } cases[] = {
       {"seq_lens", "of request 1", [](Lengths& l) { l.seq_lens[1] = -4; }},
       {"seq_lens", "of request 0", [](Lengths& l) { l.seq_lens[0] = 2'000'000'000; }},
+      {"seq_lens", "more, counted up to the 71 of request 2", [](Lengths& l) { l.seq_lens[2] = 71; }},
       {"query_start", "[2]", [](Lengths& l) { l.query_start[2] = 0; }},
       {"query_start", "[3]", [](Lengths& l) { l.query_start[3] = 1'000'000; }},
       {"query_start", "[0]", [](Lengths& l) { l.query_start[0] = 1; }},
@@ -202,6 +205,137 @@ TEST_F(GpuValidation, LooksAtLengthsThatOnlyTheDeviceKnows) {
     const Status found = backend().synchronize(stream());
     EXPECT_EQ(found.field(), broken.field) << found.message();
     EXPECT_NE(found.got().find(broken.got), std::string::npos) << found.message();
+  }
+}
+
+// The last request passes the total, though another one is at fault.
+TEST_F(GpuValidation, AddsUpMoreRequestsThanAWarpHasLanes) {
+  DecodeCase c = gpu_case({{1, 20}}, 16);
+  c.requests.resize(40, {1, 10});
+  auto step = DeviceStep::make(backend(), c, {.validate = true});
+  ASSERT_TRUE(succeeded(step->run(backend(), stream()))) << "a sound step has no findings";
+  Lengths lengths(c.requests);
+  lengths.seq_lens[37] += 1;
+  ASSERT_TRUE(succeeded(step->device.set_lengths(lengths.view())));
+  const auto metadata = step->builder.build_on_device(0, step->device.lengths(), stream());
+  ASSERT_TRUE(succeeded(metadata.status()));
+  ASSERT_TRUE(succeeded(decode(*metadata, step->args(stream()))));
+  const Status found = backend().synchronize(stream());
+  EXPECT_EQ(found.field(), "seq_lens") << found.message();
+  EXPECT_EQ(found.expected(), "at most 410 KV tokens in all");
+  EXPECT_EQ(found.got(), "more, counted up to the 10 of request 39");
+}
+
+// 40 tokens of one request: more than a warp looks at in one go.
+TEST_F(GpuValidation, LooksAtTheBoundOfEveryQueryToken) {
+  DecodeCase c = gpu_case({{1, 200}, {40, 300}, {2, 70}}, 16);
+  c.bounds = Bounds::random;
+  auto step = DeviceStep::make(backend(), c, {.validate = true});
+  const auto run = [&](const Lengths& lengths) {
+    if (Status status = step->device.set_lengths(lengths.view()); !status) return status;
+    const auto metadata = step->builder.build_on_device(0, step->device.lengths(), stream());
+    if (!metadata) return metadata.status();
+    if (Status status = decode(*metadata, step->args(stream())); !status) return status;
+    return backend().synchronize(stream());
+  };
+  Lengths sound(c.requests);
+  sound.visible = c.visible();
+  ASSERT_TRUE(succeeded(run(sound))) << "a sound step has no findings";
+  const struct {
+    std::size_t token;
+    std::int32_t visible;
+    const char* got;
+  } cases[] = {
+      {0, 201, "201 for query token 0 of request 0"},
+      {1 + 35, 301, "301 for query token 35 of request 1"},
+      {1 + 39, 2'000'000'000, "2000000000 for query token 39 of request 1"},
+      {1 + 40 + 1, -1, "-1 for query token 1 of request 2"},
+  };
+  for (const auto& broken : cases) {
+    Lengths lengths = sound;
+    lengths.visible[broken.token] = broken.visible;
+    const Status found = run(lengths);
+    EXPECT_EQ(found.code(), Code::invalid_argument);
+    EXPECT_EQ(found.field(), "visible") << found.message();
+    EXPECT_EQ(found.got(), broken.got);
+  }
+}
+
+TEST_F(GpuValidation, LooksAtWhereEveryListOfPagesBeginsAndEnds) {
+  DecodeCase c = gpu_case({{1, 200}, {2, 300}, {1, 70}}, 16);  // 4, 5 and 2 pages
+  c.page_form = PageForm::csr;
+  auto step = DeviceStep::make(backend(), c, {.validate = true});
+  ASSERT_TRUE(succeeded(step->run(backend(), stream()))) << "a sound step has no findings";
+  const std::span<const std::int32_t> bounds = step->batch.args().pages.page_indptr;
+  const DecodeArgs args = step->args(stream());
+  const struct {
+    std::size_t entry;
+    std::int32_t bound;
+    const char* got;
+  } cases[] = {
+      {2, bounds[1] + 4, "4 pages of request 1"},
+      {1, bounds[0], "0 pages of request 0"},
+      {2, bounds[1] - 1, "bounds that make no sense of request 1"},
+      {3, 1 << 30, "bounds that make no sense of request 2"},
+      {0, -1, "bounds that make no sense of request 0"},
+  };
+  for (const auto& broken : cases) {
+    std::vector<std::int32_t> wrong(bounds.begin(), bounds.end());
+    wrong[broken.entry] = broken.bound;
+    auto* on_device = const_cast<std::int32_t*>(args.pages.page_indptr.data());
+    ASSERT_TRUE(succeeded(copy_to_device(backend(), on_device, wrong.data(), wrong.size() * sizeof wrong[0])));
+    const auto metadata = step->builder.build(0, step->batch.lengths(), stream()).value();
+    ASSERT_TRUE(succeeded(decode(metadata, args))) << "the finding comes later";
+    const Status found = backend().synchronize(stream());
+    EXPECT_EQ(found.code(), Code::invalid_argument);
+    EXPECT_EQ(found.field(), "pages") << found.message();
+    EXPECT_EQ(found.got(), broken.got);
+  }
+}
+
+// The lengths are on the device, so that the host does not know how many pages are needed.
+TEST_F(GpuValidation, FindsBlockTablesThatAreTooNarrow) {
+  auto step = DeviceStep::make(backend(), gpu_case({{1, 200}, {2, 300}, {1, 70}}, 16), {.validate = true});
+  DecodeArgs args = step->args(stream());
+  args.pages.max_pages = 4;
+  const auto metadata = step->builder.build_on_device(0, step->device.lengths(), stream());
+  ASSERT_TRUE(succeeded(metadata.status()));
+  ASSERT_TRUE(succeeded(decode(*metadata, args)));
+  const Status found = backend().synchronize(stream());
+  EXPECT_EQ(found.field(), "pages") << found.message();
+  EXPECT_EQ(found.got(), "4 pages of request 1");
+}
+
+// Every call looks at the reports of all slots, whatever thread it comes from.
+TEST_F(GpuValidation, AFindingIsToldToOneOfManyThreads) {
+  constexpr int kThreads = 4, kRounds = 200;
+  auto step = DeviceStep::make(backend(), gpu_case({{1, 200}, {2, 300}}, 16), {.slots = kThreads, .validate = true});
+  std::vector<DecodeMetadata> planned;
+  for (int slot = 0; slot < kThreads; ++slot)
+    planned.push_back(step->builder.build(slot, step->batch.lengths(), stream()).value());
+  const DecodeArgs sound = step->args(stream());
+  const std::vector<std::int32_t> ids(static_cast<std::size_t>(2 * sound.pages.max_pages), -7);
+  const auto table = DeviceMemory::allocate(backend(), ids.size() * sizeof ids[0]).value();
+  ASSERT_TRUE(succeeded(copy_to_device(backend(), table.data(), ids.data(), ids.size() * sizeof ids[0])));
+  DecodeArgs wild = sound;
+  wild.pages.block_table = reinterpret_cast<const std::int32_t*>(table.data());
+  wild.pages.block_table_stride = sound.pages.max_pages;
+
+  for (int round = 0; round < kRounds; ++round) {
+    ASSERT_TRUE(succeeded(decode(planned[0], wild)));
+    // Not through synchronize(), which would take the finding.
+    std::int32_t ignored = 0;
+    ASSERT_TRUE(succeeded(copy_to_host(backend(), &ignored, table.data(), sizeof ignored, stream())));
+    std::atomic<int> waiting{kThreads}, told{0};
+    std::vector<std::thread> threads;
+    for (const DecodeMetadata& metadata : planned)
+      threads.emplace_back([&] {
+        for (--waiting; waiting > 0;) std::this_thread::yield();
+        if (decode(metadata, sound).field() == "pages") ++told;
+      });
+    for (std::thread& thread : threads) thread.join();
+    ASSERT_EQ(told, 1) << "round " << round;
+    ASSERT_TRUE(succeeded(backend().synchronize(stream())));
   }
 }
 

@@ -1,6 +1,10 @@
 // Prompts whose older tokens lie in the paged cache: chunked, they come out as if they had never been cut.
+#include <algorithm>
+#include <cmath>
+
 #include <gtest/gtest.h>
 
+#include "testkit/codec.hpp"
 #include "testkit/context_expander.hpp"
 #include "tests/kernel/prefill_support.hpp"
 
@@ -40,39 +44,85 @@ TEST_P(PrefillContextTest, InChunksOfAnySizeAgreesWithTheOracle) {
     }
 }
 
-// Against one call over the same keys and values without a cache. Bits differ; the numbers agree within the rounding of
-// the output.
+// What a call wrote, to hold another one against. Needs dense outputs.
+OracleResult written(const PrefillBatch& batch) {
+  const PrefillArgs args = batch.args();
+  OracleResult result{.tokens = args.out.shape[0],
+                      .heads = static_cast<std::int32_t>(args.out.shape[1]),
+                      .latent = static_cast<std::int32_t>(args.out.shape[2])};
+  const std::int64_t rows = result.tokens * result.heads;
+  result.out.resize(static_cast<std::size_t>(rows * result.latent));
+  result.lse.resize(static_cast<std::size_t>(rows));
+  load_row(args.out.dtype, args.out.bytes(), rows * result.latent, result.out.data());
+  load_row(Dtype::f32, args.lse.bytes(), rows, result.lse.data());
+  return result;
+}
+
+// How far apart the same call, cut and uncut, may lie. Nothing but rounding tells them apart.
+//
+// Scores and values are multiplied alike in both, and sums over tokens that run otherwise differ by a few u = 2^-24.
+// What is new is the joining, which weighs each chunk by its LSE, a number of fp32: it is known to u * |lse|, and with
+// the logarithm and the sum behind it to about u * (1 + |lse|). Each join rounds the LSE of the sum once more, and the
+// first and the uncut one were rounded too: at worst these add up in the LSE. In a row of the output, where they are
+// weights of many chunks and of either sign, their squares do.
+//
+// Where the tensors have 16 bits or fewer, kernels may round the weights as they round the output: to a format in which
+// a value lies, in the mean square, 0.42 u from what it was (an ulp / sqrt(12), over all significands), and so 0.6 u
+// from another rounding of it. The LSE keeps the contract's tolerance.
+Tolerance rounding(Dtype format, std::int32_t joins, const OracleResult& truth, const Tolerance& contract) {
+  if (format == Dtype::bf16 || format == Dtype::f16)
+    return {.out = std::ldexp(0.6, format == Dtype::bf16 ? -8 : -11), .lse = contract.lse};
+  double largest = 0;
+  for (const double lse : truth.lse) largest = std::max(largest, std::fabs(lse));
+  const double once = std::ldexp(1 + largest, -24);
+  return {.out = std::sqrt(joins + 2.0) * once, .lse = (joins + 2) * once};
+}
+
+// Against one call over the same keys and values without a cache, and both against the truth.
+void expect_equals_uncut(const Backend& backend, const PrefillCase& c, Dtype coarsest_format) {
+  PreparedPrefill chunked(c);
+  ContextExpander expander(backend, chunked.batch);
+  auto builder = PrefillBuilder::create(backend, c.problem(), c.limits()).value();
+  PrefillArgs args = chunked.batch.args();
+  expander.attach(args);
+  const Status status = prefill(builder.build(0, chunked.batch.lengths()).value(), args);
+  ASSERT_TRUE(status.ok()) << status.message();
+  ASSERT_GT(expander.chunks(), 1);
+  const OracleResult& truth = chunked.oracle(builder.math(), expander.expanded());
+  const Tolerance tolerance = c.tolerance(builder.math(), truth.max_abs_score);
+  const Comparison comparison = compare(args.out, args.lse, truth, tolerance);
+  EXPECT_TRUE(comparison.ok) << comparison.message;
+
+  PrefillCase whole = c;
+  for (PrefillRequest& request : whole.requests) {
+    request.kv_tokens += request.context_tokens;
+    request.context_tokens = 0;
+  }
+  PrefillBatch uncut(whole);
+  uncut.copy_joined(chunked.batch, expander.expanded());
+  auto plain = PrefillBuilder::create(backend, whole.problem(), whole.limits()).value();
+  ASSERT_TRUE(prefill(plain.build(0, uncut.lengths()).value(), uncut.args()).ok());
+  const Comparison same = compare(uncut.args().out, uncut.args().lse, truth, tolerance);
+  EXPECT_TRUE(same.ok) << "the uncut call: " << same.message;
+
+  const Comparison direct =
+      compare(args.out, args.lse, written(uncut), rounding(coarsest_format, expander.chunks(), truth, tolerance));
+  EXPECT_TRUE(direct.ok) << "from the uncut call: " << direct.message;
+}
+
 TEST_P(PrefillContextTest, EqualsTheUncutCallWithinRounding) {
   PrefillCase shape = context_case(KvFormat::bf16);
   shape.requests = {{40, 40, 350}, {1, 1, 701}, {65, 65, 1}, {30, 30, 264}};
-  for (PrefillCase c : served_dtypes(shape)) {
-    c.out_dtype = Dtype::f32;
-    if (!backend.supports(c.problem()).ok) continue;
-    c.context_workspace_bytes = workspace_for_chunks(backend, c, 1).value();
-    PreparedPrefill chunked(c);
-    ContextExpander expander(backend, chunked.batch);
-    auto builder = PrefillBuilder::create(backend, c.problem(), c.limits()).value();
-    PrefillArgs args = chunked.batch.args();
-    expander.attach(args);
-    const Status status = prefill(builder.build(0, chunked.batch.lengths()).value(), args);
-    ASSERT_TRUE(status.ok()) << status.message();
-    const OracleResult& truth = chunked.oracle(builder.math(), expander.expanded());
-    const Tolerance tolerance = c.tolerance(builder.math(), truth.max_abs_score);
-    const Comparison comparison = compare(args.out, args.lse, truth, tolerance);
-    EXPECT_TRUE(comparison.ok) << comparison.message;
-
-    PrefillCase whole = c;
-    for (PrefillRequest& request : whole.requests) {
-      request.kv_tokens += request.context_tokens;
-      request.context_tokens = 0;
+  shape.seed = run_seed();
+  for (const PrefillCase& served : served_dtypes(shape))
+    for (Dtype out : {served.out_dtype, Dtype::f32}) {
+      PrefillCase c = served;
+      c.out_dtype = out;
+      if (!backend.supports(c.problem()).ok) continue;
+      c.context_workspace_bytes = workspace_for_chunks(backend, c, 1).value();
+      SCOPED_TRACE(c.name());
+      expect_equals_uncut(backend, c, served.out_dtype);
     }
-    PrefillBatch uncut(whole);
-    uncut.copy_joined(chunked.batch, expander.expanded());
-    auto plain = PrefillBuilder::create(backend, whole.problem(), whole.limits()).value();
-    ASSERT_TRUE(prefill(plain.build(0, uncut.lengths()).value(), uncut.args()).ok());
-    const Comparison same = compare(uncut.args().out, uncut.args().lse, truth, tolerance);
-    EXPECT_TRUE(same.ok) << "the uncut call: " << same.message;
-  }
 }
 
 TEST_P(PrefillContextTest, PlansAndPoliciesChangeNothing) {

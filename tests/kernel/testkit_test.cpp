@@ -82,6 +82,28 @@ TEST(Compare, RejectsErrorsSpreadOverTheBatch) {
   EXPECT_FALSE(answered.compared().ok);
 }
 
+// A batch of one row may be off by half as much again, and what is told is what was applied.
+TEST(Compare, TellsTheLimitItAppliesToTheBatch) {
+  for (const std::int32_t tokens : {1, 40}) {
+    DecodeCase c = small_case();
+    c.heads = 1;
+    c.requests = {{tokens, 70}};
+    for (const bool above : {false, true}) {
+      Answered answered(c);
+      const Comparison exact = answered.compared();
+      EXPECT_DOUBLE_EQ(exact.out_allowed, exact.tolerance.out * (tokens == 1 ? 1.5 : 1 + 0.5 / 40));
+      const double factor = 1 + exact.out_allowed * (above ? 1.01 : 0.99);
+      for (std::int64_t token = 0; token < tokens; ++token)
+        for (std::int32_t d = 0; d < c.latent; ++d)
+          answered.set_out(token, 0, d, factor * answered.oracle.out_row(token, 0)[d]);
+      const Comparison result = answered.compared();
+      EXPECT_EQ(result.ok, !above) << result.message;
+      EXPECT_EQ(result.out_error > result.out_allowed, above);
+      EXPECT_EQ(result.out_allowed, exact.out_allowed);
+    }
+  }
+}
+
 TEST(Compare, RejectsNanAnywhere) {
   Answered answered(small_case());
   answered.set_out(0, 1, 47, NAN);

@@ -1,10 +1,12 @@
 // One backend, many callers. These run under the thread sanitizer too, so the cases are small.
+#include <deque>
 #include <thread>
 
 #include <gtest/gtest.h>
 
 #include "testkit/codec.hpp"
-#include "tests/kernel/support.hpp"
+#include "testkit/context_expander.hpp"
+#include "tests/kernel/prefill_support.hpp"
 
 namespace latte::testkit {
 namespace {
@@ -112,6 +114,63 @@ TEST_P(Threads, DecodeMergeAndWriteAtOnce) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, Threads, each_kernel(), kernel_test_name);
+
+class PrefillThreads : public EachPrefillKernel {};
+
+// One caller's tensors and hook. Neither moves, as the hook points to the batch.
+struct PrefillCaller {
+  PrefillCaller(const Backend& backend, const PrefillCase& c) : prepared(c), expander(backend, prepared.batch) {}
+
+  // Plans its step into a slot and runs it. The truth is that of the first run, as a hook always makes the same keys.
+  Status run(PrefillBuilder& builder, std::int32_t slot) {
+    prepared.batch.poison_outputs();
+    expander.reset();
+    PrefillArgs args = prepared.batch.args();
+    expander.attach(args);
+    const auto metadata = builder.build(slot, prepared.batch.lengths());
+    if (!metadata) return metadata.status();
+    if (Status status = prefill(*metadata, args); !status) return status;
+    if (Status status = expander.finished(); !status) return status;
+    if (truth == nullptr) truth = &prepared.oracle(builder.math(), expander.expanded());
+    const Tolerance tolerance = prepared.batch.description().tolerance(builder.math(), truth->max_abs_score);
+    const Comparison result = compare(args.out, args.lse, *truth, tolerance);
+    if (!result.ok) return {Code::internal, "out", "the oracle's", result.message};
+    if (const auto damage = prepared.batch.guard_damage()) return {Code::internal, "out", "guard bands", *damage};
+    return {};
+  }
+
+  PreparedPrefill prepared;
+  ContextExpander expander;
+  const OracleResult* truth = nullptr;
+};
+
+TEST_P(PrefillThreads, PrefillFromSlotsOfOneBuilderAtOnceWithContextInChunks) {
+  PrefillCase largest;
+  largest.heads = 2;
+  largest.requests = {{14, 14, 390}, {15, 9, 0}, {1, 1, 30}};
+  for (PrefillCase& shape : served_dtypes(largest)) {
+    shape.context_workspace_bytes = workspace_for_chunks(backend, shape, 1).value();
+    auto builder = PrefillBuilder::create(backend, shape.problem(), shape.limits(), {.slots = kCallers}).value();
+    std::deque<PrefillCaller> callers;
+    for (int caller = 0; caller < kCallers; ++caller) {
+      PrefillCase c = shape;
+      c.requests = {{14 - caller, 14, 390 - 30 * caller}, {5 * caller, 9, 0}, {1, 1, 10 * caller}};
+      c.page_form = caller % 2 == 0 ? PageForm::block_table : PageForm::csr;
+      c.seed = run_seed() + static_cast<std::uint64_t>(caller);
+      const Status status = callers.emplace_back(backend, c).run(builder, caller);
+      ASSERT_TRUE(status.ok()) << c.name() << ": " << status.message();
+      ASSERT_GE(callers.back().expander.chunks(), 2);
+    }
+    std::vector<std::string> problems(kCallers);
+    from_many_threads([&](int caller) {
+      const Status status = callers[caller].run(builder, caller);
+      if (!status.ok()) problems[caller] = status.message();
+    });
+    for (const std::string& problem : problems) EXPECT_EQ(problem, "") << dtype_name(shape.dtype);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, PrefillThreads, each_kernel(), kernel_test_name);
 
 }  // namespace
 }  // namespace latte::testkit

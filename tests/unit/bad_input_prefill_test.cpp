@@ -1,9 +1,12 @@
 // Broken prefill() calls: each must name its field and leave the outputs alone, from C++ and from C.
 #include <cmath>
 #include <limits>
+#include <string>
+#include <tuple>
 
 #include <gtest/gtest.h>
 
+#include "backend/validate.hpp"
 #include "tests/unit/bad_prefill.hpp"
 
 namespace latte::bad_input {
@@ -17,6 +20,7 @@ using enum Code;
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
+constexpr std::int64_t kLowest = std::numeric_limits<std::int64_t>::min();
 
 const std::vector<BrokenCall>& prefill_cases() {
   static const std::vector<BrokenCall> kCases = {
@@ -41,11 +45,19 @@ const std::vector<BrokenCall>& prefill_cases() {
       {"k with one head", invalid_argument, "k", [](C&, A& a) { a.k.shape[1] = 1; }},
       {"k of another width", invalid_argument, "k", [](C&, A& a) { a.k.shape[2] = C::kQk + 1; }},
       {"k not dense", invalid_argument, "k", [](C&, A& a) { a.k.stride[2] = -1; }},
+      {"k stride that overflows", invalid_argument, "k", [](C&, A& a) { a.k.stride[1] = -kHuge / 2; }},
+      {"k misaligned", invalid_argument, "k",
+       [](C&, A& a) { a.k.data = static_cast<const std::byte*>(a.k.data) + 2; }},
       {"no v", missing_argument, "v", [](C&, A& a) { a.v = {}; }},
       {"v without address", missing_argument, "v", [](C&, A& a) { a.v.data = nullptr; }},
       {"v with too few rows", invalid_argument, "v", [](C&, A& a) { a.v.shape[0] = 0; }},
       {"v of k's width", invalid_argument, "v", [](C&, A& a) { a.v.shape[2] = C::kQk; }},
       {"v of rank 4", invalid_argument, "v", [](C&, A& a) { a.v.rank = 4; }},
+      {"v of another dtype", invalid_argument, "v", [](C&, A& a) { a.v.dtype = Dtype::fp8_e4m3; }},
+      {"v not dense", invalid_argument, "v", [](C&, A& a) { a.v.stride[2] = 0; }},
+      {"v stride that overflows", invalid_argument, "v", [](C&, A& a) { a.v.stride[0] = kLowest; }},
+      {"v misaligned", invalid_argument, "v",
+       [](C&, A& a) { a.v.data = static_cast<const std::byte*>(a.v.data) + 3; }},
       // outputs
       {"no out", missing_argument, "out", [](C&, A& a) { a.out = {}; }},
       {"out without address", missing_argument, "out", [](C&, A& a) { a.out.data = nullptr; }},
@@ -194,6 +206,48 @@ TEST_F(BadPrefill, EveryBrokenCallNamesItsFieldInC) {
     EXPECT_TRUE(step.untouched());
     EXPECT_EQ(step.expanded, 0);
   }
+}
+
+// Strides are free on the host; a device's copy engine walks forward, by rows that do not overlap and not too far. What
+// is checked for a device does not need one.
+TEST_F(BadPrefill, StridesThatNoCopyEngineWalksAreRefusedForADevice) {
+  constexpr std::int64_t kFar = std::int64_t{1} << 38;
+  const auto check = [&](backend::Place place, const PrefillArgs& args) {
+    const backend::PlannedPrefill step{
+        .problem = case_.problem, .query_start = case_.query_start, .kv_start = case_.kv_start, .place = place};
+    return validate_prefill_args(step, args);
+  };
+  const std::tuple<const char*, ConstTensorView PrefillArgs::*, std::int64_t> inputs[] = {
+      {"q", &PrefillArgs::q, C::kQk}, {"k", &PrefillArgs::k, C::kQk}, {"v", &PrefillArgs::v, C::kV}};
+  for (const auto& [field, input, width] : inputs)
+    for (const std::size_t axis : {0, 1}) {
+      SCOPED_TRACE(testing::Message() << field << " axis " << axis);
+      PrefillArgs args = case_.args();
+      std::int64_t& stride = (args.*input).stride[axis];
+      for (const std::int64_t wrong : {width - 4, std::int64_t{0}, -width, kFar}) {
+        stride = wrong;
+        const Answer refused = answer(check(backend::Place::device, args));
+        expect_error(refused, invalid_argument, field);
+        EXPECT_NE(refused.expected.find(std::to_string(width)), std::string::npos) << refused.expected;
+        EXPECT_NE(refused.got.find(std::to_string(wrong)), std::string::npos) << refused.got;
+        EXPECT_TRUE(check(backend::Place::host, args).ok()) << wrong;
+      }
+      for (const std::int64_t right : {width, kFar - 4}) {
+        stride = right;
+        EXPECT_TRUE(check(backend::Place::device, args).ok()) << right;
+      }
+      stride = width + 1;
+      expect_error(answer(check(backend::Place::device, args)), invalid_argument, field);
+    }
+  // Nobody walks a dimension of one element, nor a tensor without any.
+  case_.query_start = {0, 1, 1};
+  case_.kv_start = {0, 0, 0};
+  PrefillArgs args = case_.args();
+  args.q.shape[0] = 1;
+  args.k.shape[0] = args.v.shape[0] = 0;
+  args.q.stride[0] = args.k.stride[0] = args.v.stride[1] = -4;
+  const Status status = check(backend::Place::device, args);
+  EXPECT_TRUE(status.ok()) << status.message();
 }
 
 TEST_F(BadPrefill, WhatExpandSaysEndsTheCall) {

@@ -76,8 +76,9 @@ TEST(PlanErrors, EveryBadConfigurationNamesItsField) {
 
     std::vector<std::int32_t> words(10000, 7);
     const std::vector<std::int32_t> seq_lens{1}, query_start{0, 1};
-    const Result<Plan> plan =
-        make_plan(config, {.seq_lens = seq_lens, .query_start = query_start, .visible = {}}, words);
+    const StepLengths lengths{.seq_lens = seq_lens, .query_start = query_start, .visible = {}};
+    EXPECT_EQ(unsplit_ticks(config, lengths).status().field(), bad.field) << "and it ends";
+    const Result<Plan> plan = make_plan(config, lengths, words);
     ASSERT_FALSE(plan.ok()) << bad.field;
     EXPECT_EQ(plan.status().field(), bad.field);
     EXPECT_EQ(words, std::vector<std::int32_t>(10000, 7)) << bad.field << ": written in spite of the error";
@@ -122,6 +123,7 @@ TEST(PlanErrors, EveryBadLengthNamesItsField) {
     EXPECT_EQ(plan.status().field(), bad.field) << plan.status().message();
     EXPECT_EQ(words, std::vector<std::int32_t>(size, 7)) << bad.field << ": written in spite of the error";
     EXPECT_FALSE(OwnedPlan::make(config, lengths).ok()) << bad.field;
+    EXPECT_EQ(unsplit_ticks(config, lengths).status().field(), bad.field);
   }
 }
 

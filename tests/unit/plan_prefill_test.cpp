@@ -61,7 +61,7 @@ const Batch kExample = {.seq_lens = {2048, 256}, .query_start = {0, 512, 768}};
 TEST(PlanPrefill, TheWorkedExampleIsWholeTilesAndARestCutToFillTheShares) {
   const OwnedPlan owned = planned(example_config(2, 6), kExample);
   const Plan& plan = owned.plan();
-  EXPECT_EQ(unsplit_ticks(example_config(2, 6), kExample.lengths()), 123200);
+  EXPECT_EQ(unsplit_ticks(example_config(2, 6), kExample.lengths()).value(), 123200);
   EXPECT_EQ(plan.makespan_ticks(), 22100);
   EXPECT_EQ(plan.work_meta_data[kMetaSplits], 0);
   // Head 1 begins at row 768.

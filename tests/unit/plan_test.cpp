@@ -68,7 +68,7 @@ TEST(Plan, TheExampleOfThePersistentBackendIsCutIntoEqualShares) {
   EXPECT_EQ(to_vector(plan.reduce_final_map), (std::vector<RowRange>{{0, 1}, {1, 2}, {2, 3}}));
   EXPECT_EQ(plan.makespan_ticks(), 47);
   EXPECT_EQ(plan.work_meta_data[kMetaSplits], 0);
-  EXPECT_EQ(unsplit_ticks(config, kExample.lengths()), 121);
+  EXPECT_EQ(unsplit_ticks(config, kExample.lengths()).value(), 121);
   expect_consistent(config, kExample, plan);
 }
 
