@@ -26,13 +26,14 @@ class CudaImpl final : public Impl {
   Result<KernelChoice> choose(const DecodeProblem& problem, const Limits& limits, const Policy& policy) const override;
   std::size_t workspace_bytes(const DecodeProblem& problem, const PlanConfig& config,
                               const PlanSizes& sizes) const override;
-  Result<std::unique_ptr<StepMemory>> make_step(const Builder& builder, const BuilderOptions& options) override;
+  Result<std::unique_ptr<StepMemory>> make_step(const Builder& builder, const BuilderOptions& options,
+                                                std::int32_t* words) override;
   Status init_workspace(const Builder& builder, std::span<std::byte> workspace, Stream stream) override;
 
   Result<PrefillChoice> choose(const PrefillProblem& problem, const Limits& limits,
                                const Policy& policy) const override;
   std::size_t prefill_workspace_bytes(const PrefillSetup& setup) const override;
-  Result<std::unique_ptr<PrefillStep>> make_prefill_step(const PrefillSetup& setup) override;
+  Result<std::unique_ptr<PrefillStep>> make_prefill_step(const PrefillSetup& setup, std::int32_t* words) override;
   Status init_prefill_workspace(const PrefillSetup& setup, std::byte* workspace, Stream stream) override;
   Status gather_kv(const GatherKvArgs& args) override;
 
@@ -77,7 +78,8 @@ class StagedWords {
   StagedWords(const StagedWords&) = delete;
   StagedWords& operator=(const StagedWords&) = delete;
   ~StagedWords();
-  Status allocate(std::size_t words);
+  // The words on the device are there already; these are the pinned ones.
+  Status allocate(std::int32_t* on_device, std::size_t words);
 
   // Turns to the other half; waits if the upload before the last has not ended. An error when the stream is captured.
   Status stage(Stream stream);
@@ -89,7 +91,7 @@ class StagedWords {
   }
 
   std::int32_t* staged() const { return reinterpret_cast<std::int32_t*>(halves_[half_].words.data()); }
-  std::int32_t* on_device() const { return reinterpret_cast<std::int32_t*>(words_.data()); }
+  std::int32_t* on_device() const { return on_device_; }
 
  private:
   struct Half {
@@ -111,10 +113,8 @@ class StagedWords {
   cuda::Device& device_;
   Half halves_[2];
   std::size_t half_ = 0;
-  DeviceBuffer words_;
+  std::int32_t* on_device_ = nullptr;
 };
-// Parts of such words begin at multiples of 256 bytes.
-std::size_t staged_words(std::int64_t count);
 
 // How a workspace is divided; the places follow from the limits, so that graphs keep them.
 cuda::WorkspaceView carve_workspace(const PlanSizes& sizes, std::byte* base);
@@ -127,9 +127,9 @@ class CudaStep final : public StepMemory {
  public:
   CudaStep(CudaImpl& impl, const Builder& builder, const cuda::DecodeKernel& kernel, bool validate);
   ~CudaStep() override;
-  Status allocate(bool own_workspace);
+  Status allocate(std::int32_t* words, bool own_workspace);
 
-  Result<Staging> stage(Stream stream) override;
+  Result<DecodeWords::Parts> stage(Stream stream) override;
   Status publish(const Plan& plan, const StepLengths& lengths, Stream stream) override;
   Status plan_on_device(const DeviceLengths& lengths, Stream stream) override;
   Result<std::vector<std::int32_t>> copy_words(Stream stream) override;
@@ -138,10 +138,7 @@ class CudaStep final : public StepMemory {
   Status take_finding() override;
 
  private:
-  // Lengths at their largest, then the plan.
-  struct Layout {
-    std::size_t query_start = 0, visible = 0, plan = 0, words = 0;
-  };
+  DecodeWords::Parts on_device() const { return builder_.words.at(words_.on_device()); }
 
   CudaImpl& impl_;
   cuda::Device& device_;
@@ -150,7 +147,6 @@ class CudaStep final : public StepMemory {
   const bool validate_;
   const Limits limits_;         // resolved
   const std::int32_t workers_;  // that get work: one launch's size
-  Layout layout_;
   StagedWords words_;
   DeviceBuffer workspace_, report_;
   cuda::LengthsView lengths_;  // of the last step

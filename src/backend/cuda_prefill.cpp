@@ -71,19 +71,11 @@ class CudaPrefillStep final : public PrefillStep {
         parts_(setup),
         words_(device) {}
 
-  Status allocate() {
-    const std::int64_t requests = limits_.max_requests;
-    kv_start_ = staged_words(requests + 1);
-    plan_ = kv_start_ + staged_words(requests + 1);
-    return words_.allocate(plan_ + static_cast<std::size_t>(setup_.sizes.words));
-  }
+  Status allocate(std::int32_t* words) { return words_.allocate(words, setup_.words.count); }
 
-  Result<Staging> stage(Stream stream) override {
+  Result<PrefillWords::Parts> stage(Stream stream) override {
     LATTE_RETURN_IF_ERROR(words_.stage(stream));
-    std::int32_t* const staged = words_.staged();
-    return Staging{.plan_words = {staged + plan_, static_cast<std::size_t>(setup_.sizes.words)},
-                   .query_start = staged,
-                   .kv_start = staged + kv_start_};
+    return setup_.words.at(words_.staged());
   }
 
   Status publish(const Plan& plan, const PrefillLengths& lengths, Stream stream) override {
@@ -91,11 +83,12 @@ class CudaPrefillStep final : public PrefillStep {
                          plan.work_info_set, plan.reduce_indptr, plan.reduce_final_map, plan.reduce_partial_map);
   }
 
-  const std::int32_t* kv_start() const override { return words_.on_device() + kv_start_; }
+  const std::int32_t* kv_start() const override { return on_device().kv_start; }
 
   Status run(const PrefillArgs& args, std::byte* workspace) override {
     const plan::Layout at = plan::layout(setup_.sizes, workers_);
-    const std::int32_t* const words = words_.on_device() + plan_;
+    const PrefillWords::Parts step = on_device();
+    const std::int32_t* const plan = step.plan.data();
     cuda::PrefillCall call{.heads = setup_.problem.heads,
                            .mask = setup_.problem.mask,
                            .scale = args.scale,
@@ -110,13 +103,13 @@ class CudaPrefillStep final : public PrefillStep {
                                    .lse_token_stride = args.lse.stride[0],
                                    .lse_head_stride = args.lse.stride[1]},
                            .out_tokens = output_tokens(args),
-                           .query_start = words_.on_device(),
-                           .kv_start = kv_start(),
-                           .meta = words,
-                           .plan = {.indptr = words + at.indptr,
-                                    .records = reinterpret_cast<const WorkRecord*>(words + at.records),
-                                    .reduce_indptr = words + at.reduce_indptr,
-                                    .reduce_partial_map = words + at.reduce_partial},
+                           .query_start = step.query_start,
+                           .kv_start = step.kv_start,
+                           .meta = plan,
+                           .plan = {.indptr = plan + at.indptr,
+                                    .records = reinterpret_cast<const WorkRecord*>(plan + at.records),
+                                    .reduce_indptr = plan + at.reduce_indptr,
+                                    .reduce_partial_map = plan + at.reduce_partial},
                            .workspace = {.arrived = reinterpret_cast<std::uint32_t*>(workspace + parts_.arrived),
                                          .partial_lse = reinterpret_cast<float*>(workspace + parts_.partial_lse),
                                          .partial_out = reinterpret_cast<float*>(workspace + parts_.partial_out)}};
@@ -131,6 +124,7 @@ class CudaPrefillStep final : public PrefillStep {
   }
 
  private:
+  PrefillWords::Parts on_device() const { return setup_.words.at(words_.on_device()); }
   bool fp8_tensors() const { return setup_.problem.dtype == Dtype::fp8_e4m3; }
   bool fp8() const { return setup_.choice.math == PrefillMath::fp8; }
 
@@ -178,9 +172,7 @@ class CudaPrefillStep final : public PrefillStep {
   const Limits limits_;  // resolved
   const std::int32_t workers_;
   const PrefillParts parts_;
-  // query_start, kv_start and the plan, each at its largest.
   StagedWords words_;
-  std::size_t kv_start_ = 0, plan_ = 0;
 };
 
 }  // namespace
@@ -204,13 +196,13 @@ std::size_t CudaImpl::prefill_workspace_bytes(const PrefillSetup& setup) const {
   return static_cast<std::size_t>(PrefillParts(setup).bytes);
 }
 
-Result<std::unique_ptr<PrefillStep>> CudaImpl::make_prefill_step(const PrefillSetup& setup) {
+Result<std::unique_ptr<PrefillStep>> CudaImpl::make_prefill_step(const PrefillSetup& setup, std::int32_t* words) {
   const PlanConfig& plan = setup.choice.plan;
   const auto choice = cuda::choose_prefill(setup.problem, plan.limits, plan.policy, workers());
   if (!choice.ok()) return choice.status();
   LATTE_RETURN_IF_ERROR(device_->prepare(choice->kernel));
   auto step = std::make_unique<CudaPrefillStep>(*device_, setup, choice->kernel);
-  LATTE_RETURN_IF_ERROR(step->allocate());
+  LATTE_RETURN_IF_ERROR(step->allocate(words));
   return std::unique_ptr<PrefillStep>(std::move(step));
 }
 

@@ -70,23 +70,18 @@ CudaStep::~CudaStep() {
   std::erase(impl_.steps_, this);
 }
 
-Status CudaStep::allocate(bool own_workspace) {
-  layout_.query_start = staged_words(limits_.max_requests);
-  layout_.visible = layout_.query_start + staged_words(std::int64_t{limits_.max_requests} + 1);
-  layout_.plan = layout_.visible + staged_words(limits_.max_total_query_tokens);
-  layout_.words = layout_.plan + static_cast<std::size_t>(builder_.sizes.words);
-
-  LATTE_RETURN_IF_ERROR(words_.allocate(layout_.words));
+Status CudaStep::allocate(std::int32_t* words, bool own_workspace) {
+  LATTE_RETURN_IF_ERROR(words_.allocate(words, builder_.words.count));
   LATTE_RETURN_IF_ERROR(report_.allocate(device_, sizeof(cuda::ValidationReport), cuda::Memory::pinned));
   new (report_.data()) cuda::ValidationReport();
 
   // Offsets do not depend on the step.
   const plan::Layout at = plan::layout(builder_.sizes, workers_);
-  std::int32_t* const words = words_.on_device() + layout_.plan;
-  plan_ = {.indptr = words + at.indptr,
-           .records = reinterpret_cast<const WorkRecord*>(words + at.records),
-           .reduce_indptr = words + at.reduce_indptr,
-           .reduce_partial_map = words + at.reduce_partial};
+  std::int32_t* const plan = on_device().plan.data();
+  plan_ = {.indptr = plan + at.indptr,
+           .records = reinterpret_cast<const WorkRecord*>(plan + at.records),
+           .reduce_indptr = plan + at.reduce_indptr,
+           .reduce_partial_map = plan + at.reduce_partial};
 
   if (!own_workspace) return {};
   LATTE_RETURN_IF_ERROR(workspace_.allocate(device_, builder_.workspace_bytes, cuda::Memory::device));
@@ -95,23 +90,19 @@ Status CudaStep::allocate(bool own_workspace) {
   return device_.synchronize(nullptr);
 }
 
-Result<StepMemory::Staging> CudaStep::stage(Stream stream) {
+Result<DecodeWords::Parts> CudaStep::stage(Stream stream) {
   LATTE_RETURN_IF_ERROR(words_.stage(stream));
-  std::int32_t* const staged = words_.staged();
-  return Staging{.plan_words = {staged + layout_.plan, static_cast<std::size_t>(builder_.sizes.words)},
-                 .seq_lens = staged,
-                 .query_start = staged + layout_.query_start,
-                 .visible = staged + layout_.visible};
+  return builder_.words.at(words_.staged());
 }
 
 Status CudaStep::publish(const Plan& plan, const StepLengths& lengths, Stream stream) {
   LATTE_RETURN_IF_ERROR(words_.upload(stream, lengths.seq_lens, lengths.query_start, lengths.visible,
                                       plan.work_meta_data, plan.work_indptr, plan.work_info_set, plan.reduce_indptr,
                                       plan.reduce_final_map, plan.reduce_partial_map));
-  std::int32_t* const words = words_.on_device();
-  lengths_ = {.seq_lens = words,
-              .query_start = words + layout_.query_start,
-              .visible = lengths.visible.empty() ? nullptr : words + layout_.visible};
+  const DecodeWords::Parts words = on_device();
+  lengths_ = {.seq_lens = words.seq_lens,
+              .query_start = words.query_start,
+              .visible = lengths.visible.empty() ? nullptr : words.visible};
   return {};
 }
 
@@ -121,15 +112,15 @@ Status CudaStep::plan_on_device(const DeviceLengths& lengths, Stream stream) {
                        .sizes = builder_.sizes,
                        .requests = lengths.requests,
                        .lengths = lengths_,
-                       .words = words_.on_device() + layout_.plan,
+                       .words = on_device().plan.data(),
                        .query_tokens = lengths.query_tokens},
                       stream);
 }
 
 Result<std::vector<std::int32_t>> CudaStep::copy_words(Stream stream) {
-  std::vector<std::int32_t> words(static_cast<std::size_t>(builder_.sizes.words));
-  LATTE_RETURN_IF_ERROR(device_.copy(words.data(), words_.on_device() + layout_.plan,
-                                     words.size() * sizeof(std::int32_t), cuda::Copy::to_host, stream));
+  const std::span<const std::int32_t> plan = on_device().plan;
+  std::vector<std::int32_t> words(plan.size());
+  LATTE_RETURN_IF_ERROR(device_.copy(words.data(), plan.data(), plan.size_bytes(), cuda::Copy::to_host, stream));
   LATTE_RETURN_IF_ERROR(device_.synchronize(stream));
   return words;
 }
