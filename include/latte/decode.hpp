@@ -20,9 +20,9 @@ struct BuilderOptions {
   std::int32_t slots = 1;  // steps in flight at once; each has its own plan and workspace
   // false: the caller passes DecodeArgs::workspace and the builder allocates none.
   bool own_workspace = true;
-  // Devices only: every decode is preceded by a kernel that looks at the lengths and at every page id that will be
-  // followed. What it finds is told by the next call on the builder, or by Backend::synchronize. On cpu decode always
-  // looks.
+  // Devices only: every decode, and every prefill with context, is preceded by a kernel that looks at the lengths and
+  // at every page id that will be followed. What it finds is told by the next call on the builder, or by
+  // Backend::synchronize. On cpu they always look.
   bool validate = false;
   // Where the plans and lengths of all slots lie: as large and aligned as needs() says, uninitialised, of nobody else,
   // for as long as the builder lives. On a device it is device memory; what stages a step on the host stays the

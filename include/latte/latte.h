@@ -202,7 +202,7 @@ typedef struct latte_builder_options {
   int32_t policy_n; /* uniform: splits of every tile; batch_invariant: KV tokens a chunk, 0 = the kernel's choice */
   int32_t slots;    /* steps in flight at once; each has its own plan and workspace */
   int32_t own_workspace; /* 0: the caller passes one to latte_decode */
-  int32_t validate;      /* cuda: 1 = a kernel looks at lengths and page ids before every decode */
+  int32_t validate;      /* cuda: 1 = a kernel looks at lengths and page ids before every decode and prefill */
   void* plan_memory;     /* for the plans of all slots, as latte_builder_needs says; NULL = the builder allocates it */
   uint64_t plan_memory_bytes;
 } latte_builder_options;

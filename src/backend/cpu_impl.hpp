@@ -34,7 +34,8 @@ class CpuImpl final : public Impl {
   Result<PrefillChoice> choose(const PrefillProblem& problem, const Limits& limits,
                                const Policy& policy) const override;
   std::size_t prefill_workspace_bytes(const PrefillSetup& setup) const override;
-  Result<std::unique_ptr<PrefillStep>> make_prefill_step(const PrefillSetup& setup, std::int32_t* words) override;
+  Result<std::unique_ptr<PrefillStep>> make_prefill_step(const PrefillSetup& setup, std::int32_t* words,
+                                                         const PrefillContext* validated) override;
   Status init_prefill_workspace(const PrefillSetup& /*setup*/, std::byte* /*workspace*/, Stream /*stream*/) override {
     return {};
   }

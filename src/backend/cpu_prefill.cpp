@@ -78,6 +78,7 @@ class CpuPrefillStep final : public PrefillStep {
                                 .workspace = workspace});
     return {};
   }
+  Status take_finding() override { return {}; }
 
  private:
   // Scales belong to fp8 tensors; what they say of others is for machines that quantise on entry.
@@ -108,7 +109,8 @@ std::size_t CpuImpl::prefill_workspace_bytes(const PrefillSetup& setup) const {
   return static_cast<std::size_t>(round_up(static_cast<std::int64_t>(bytes), kSliceBytes));
 }
 
-Result<std::unique_ptr<PrefillStep>> CpuImpl::make_prefill_step(const PrefillSetup& setup, std::int32_t* words) {
+Result<std::unique_ptr<PrefillStep>> CpuImpl::make_prefill_step(const PrefillSetup& setup, std::int32_t* words,
+                                                                const PrefillContext* /*validated*/) {
   const auto kernel = find_kernel(kernel_, setup.problem);
   if (!kernel.ok()) return kernel.status();
   return std::unique_ptr<PrefillStep>(std::make_unique<CpuPrefillStep>(workers_, **kernel, setup, words));

@@ -12,7 +12,7 @@
 
 namespace latte::backend {
 
-class CudaStep;
+class Findings;
 
 class CudaImpl final : public Impl {
  public:
@@ -33,7 +33,8 @@ class CudaImpl final : public Impl {
   Result<PrefillChoice> choose(const PrefillProblem& problem, const Limits& limits,
                                const Policy& policy) const override;
   std::size_t prefill_workspace_bytes(const PrefillSetup& setup) const override;
-  Result<std::unique_ptr<PrefillStep>> make_prefill_step(const PrefillSetup& setup, std::int32_t* words) override;
+  Result<std::unique_ptr<PrefillStep>> make_prefill_step(const PrefillSetup& setup, std::int32_t* words,
+                                                         const PrefillContext* validated) override;
   Status init_prefill_workspace(const PrefillSetup& setup, std::byte* workspace, Stream stream) override;
   Status gather_kv(const GatherKvArgs& args) override;
 
@@ -44,12 +45,12 @@ class CudaImpl final : public Impl {
   Status synchronize(Stream stream) override;
 
  private:
-  friend class CudaStep;
+  friend class Findings;
 
   std::unique_ptr<cuda::Device> device_;
-  // The living steps, asked for findings when someone synchronizes.
-  std::mutex steps_mutex_;
-  std::vector<CudaStep*> steps_;
+  // Of the living steps, asked when someone synchronizes.
+  std::mutex findings_mutex_;
+  std::vector<Findings*> findings_;
 };
 
 // Memory of a device, given back at the end.
@@ -68,6 +69,30 @@ class DeviceBuffer {
   cuda::Device* device_ = nullptr;
   void* data_ = nullptr;
   cuda::Memory where_ = cuda::Memory::device;
+};
+
+// What the validation kernel finds in the lengths and pages of a step: in pinned memory, until somebody asks the
+// builder or the backend. Without allocate() nobody looks and nothing is found.
+class Findings {
+ public:
+  // `lengths`: what the caller calls the KV tokens of a request. `limits` are resolved.
+  Findings(CudaImpl& impl, const char* lengths, const Limits& limits)
+      : impl_(impl), lengths_(lengths), limits_(limits) {}
+  Findings(const Findings&) = delete;
+  Findings& operator=(const Findings&) = delete;
+  ~Findings();
+  Status allocate();
+
+  // Queues a look; limits and report are filled in.
+  Status look(cuda::ValidateCall call, Stream stream);
+  // What has been found since this was last asked.
+  Status take();
+
+ private:
+  CudaImpl& impl_;
+  const char* const lengths_;
+  const Limits limits_;
+  DeviceBuffer report_;
 };
 
 // Words that the host writes and the device reads: the same places in pinned and in device memory. There are two pinned
@@ -125,9 +150,8 @@ cuda::CacheView cache_view(const ConstTensorView& cache, const PageTable& pages)
 // One slot. The plan is staged in pinned memory and uploaded, or made in place by a kernel.
 class CudaStep final : public StepMemory {
  public:
-  CudaStep(CudaImpl& impl, const Builder& builder, const cuda::DecodeKernel& kernel, bool validate);
-  ~CudaStep() override;
-  Status allocate(std::int32_t* words, bool own_workspace);
+  CudaStep(CudaImpl& impl, const Builder& builder, const cuda::DecodeKernel& kernel);
+  Status allocate(std::int32_t* words, const BuilderOptions& options);
 
   Result<DecodeWords::Parts> stage(Stream stream) override;
   Status publish(const Plan& plan, const StepLengths& lengths, Stream stream) override;
@@ -135,20 +159,18 @@ class CudaStep final : public StepMemory {
   Result<std::vector<std::int32_t>> copy_words(Stream stream) override;
   Status run(const PlannedStep& step, const DecodeArgs& args) override;
   bool owns_workspace() const override { return workspace_.data() != nullptr; }
-  Status take_finding() override;
+  Status take_finding() override { return findings_.take(); }
 
  private:
   DecodeWords::Parts on_device() const { return builder_.words.at(words_.on_device()); }
 
-  CudaImpl& impl_;
   cuda::Device& device_;
   const Builder& builder_;
   const cuda::DecodeKernel kernel_;
-  const bool validate_;
-  const Limits limits_;         // resolved
   const std::int32_t workers_;  // that get work: one launch's size
   StagedWords words_;
-  DeviceBuffer workspace_, report_;
+  DeviceBuffer workspace_;
+  Findings findings_;
   cuda::LengthsView lengths_;  // of the last step
   cuda::PlanView plan_;
 };

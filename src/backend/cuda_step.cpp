@@ -1,10 +1,7 @@
 #include <algorithm>
-#include <array>
-#include <string>
 
 #include "backend/cuda_impl.hpp"
 #include "backend/errors.hpp"
-#include "core/checked.hpp"
 #include "plan/layout.hpp"
 
 namespace latte::backend {
@@ -52,28 +49,17 @@ cuda::CacheView cache_view(const ConstTensorView& cache, const PageTable& pages)
           .indptr = lists ? pages.page_indptr.data() : nullptr};
 }
 
-CudaStep::CudaStep(CudaImpl& impl, const Builder& builder, const cuda::DecodeKernel& kernel, bool validate)
-    : impl_(impl),
-      device_(*impl.device()),
+CudaStep::CudaStep(CudaImpl& impl, const Builder& builder, const cuda::DecodeKernel& kernel)
+    : device_(*impl.device()),
       builder_(builder),
       kernel_(kernel),
-      validate_(validate),
-      limits_(plan::resolve(builder.config.limits)),
       workers_(plan::worker_count(builder.config)),
-      words_(*impl.device()) {
-  const std::lock_guard<std::mutex> lock(impl_.steps_mutex_);
-  impl_.steps_.push_back(this);
-}
+      words_(*impl.device()),
+      findings_(impl, "seq_lens", plan::resolve(builder.config.limits)) {}
 
-CudaStep::~CudaStep() {
-  const std::lock_guard<std::mutex> lock(impl_.steps_mutex_);
-  std::erase(impl_.steps_, this);
-}
-
-Status CudaStep::allocate(std::int32_t* words, bool own_workspace) {
+Status CudaStep::allocate(std::int32_t* words, const BuilderOptions& options) {
   LATTE_RETURN_IF_ERROR(words_.allocate(words, builder_.words.count));
-  LATTE_RETURN_IF_ERROR(report_.allocate(device_, sizeof(cuda::ValidationReport), cuda::Memory::pinned));
-  new (report_.data()) cuda::ValidationReport();
+  if (options.validate) LATTE_RETURN_IF_ERROR(findings_.allocate());
 
   // Offsets do not depend on the step.
   const plan::Layout at = plan::layout(builder_.sizes, workers_);
@@ -83,7 +69,7 @@ Status CudaStep::allocate(std::int32_t* words, bool own_workspace) {
            .reduce_indptr = plan + at.reduce_indptr,
            .reduce_partial_map = plan + at.reduce_partial};
 
-  if (!own_workspace) return {};
+  if (!options.own_workspace) return {};
   LATTE_RETURN_IF_ERROR(workspace_.allocate(device_, builder_.workspace_bytes, cuda::Memory::device));
   LATTE_RETURN_IF_ERROR(device_.clear(workspace_.data(), arrived_bytes(builder_.sizes), nullptr));
   // Once, at creation: every stream may use the workspace from here on.
@@ -150,45 +136,12 @@ Status CudaStep::run(const PlannedStep& step, const DecodeArgs& args) {
                               .lengths = lengths_,
                               .plan = plan_,
                               .workspace = carve_workspace(builder_.sizes, workspace)};
-  if (validate_)
-    LATTE_RETURN_IF_ERROR(device_.validate({.lengths = lengths_,
-                                            .kv = call.kv,
-                                            .limits = limits_,
-                                            .requests = static_cast<std::int32_t>(step.requests()),
-                                            .query_tokens = step.query_tokens(),
-                                            .report = reinterpret_cast<cuda::ValidationReport*>(report_.data())},
-                                           args.stream));
+  LATTE_RETURN_IF_ERROR(findings_.look({.lengths = lengths_,
+                                        .kv = call.kv,
+                                        .requests = static_cast<std::int32_t>(step.requests()),
+                                        .query_tokens = step.query_tokens()},
+                                       args.stream));
   return device_.decode(kernel_, call, workers_, args.overlap_previous, args.stream);
-}
-
-Status CudaStep::take_finding() {
-  auto* report = reinterpret_cast<volatile cuda::ValidationReport*>(report_.data());
-  if (report->finding == cuda::Finding::none) return {};
-  const cuda::ValidationReport found{
-      .finding = report->finding, .request = report->request, .position = report->position, .value = report->value};
-  report->finding = cuda::Finding::none;
-  const std::string request = " of request " + text(found.request);
-  switch (found.finding) {
-    case cuda::Finding::seq_len:
-      return found.position == 0
-                 ? invalid("seq_lens", "0 .. " + text(limits_.max_kv_tokens), text(found.value) + request)
-                 : invalid("seq_lens", "at most " + text(limits_.max_total_kv_tokens) + " KV tokens in all",
-                           "more, counted up to the " + text(found.value) + request);
-    case cuda::Finding::query_start:
-      return invalid("query_start", "prefix sums from 0 within the query tensor and the limits",
-                     text(found.value) + " at [" + text(found.request + found.position) + "]");
-    case cuda::Finding::visible:
-      return invalid("visible", "0 .. the request's KV tokens",
-                     text(found.value) + " for query token " + text(found.position) + request);
-    case cuda::Finding::page_list:
-      return invalid("pages", "a list with a page for every KV token that is seen",
-                     found.value < 0 ? "bounds that make no sense" + request : text(found.value) + " pages" + request);
-    case cuda::Finding::page_id:
-      return invalid("pages", "page ids within the cache",
-                     text(found.value) + " as page " + text(found.position) + request);
-    case cuda::Finding::none: break;
-  }
-  return invalid("validation", "a known finding", text(static_cast<std::int32_t>(found.finding)));
 }
 
 }  // namespace latte::backend

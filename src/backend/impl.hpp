@@ -51,6 +51,8 @@ class PrefillStep {
   virtual const std::int32_t* kv_start() const = 0;
   // Arguments are valid and there are rows to compute. `workspace` has prefill_workspace_bytes(), initialised.
   virtual Status run(const PrefillArgs& args, std::byte* workspace) = 0;
+  // What a validation kernel has found since this was last asked.
+  virtual Status take_finding() = 0;
 };
 
 // All that steps of one kind share.
@@ -83,8 +85,10 @@ class Impl {
                                        const Policy& policy) const = 0;
   // Of one run: partials, counters, converted tensors. Multiples of 256.
   virtual std::size_t prefill_workspace_bytes(const PrefillSetup& setup) const = 0;
-  // `words`: setup.words.count of them. May throw std::bad_alloc. The setup outlives the step.
-  virtual Result<std::unique_ptr<PrefillStep>> make_prefill_step(const PrefillSetup& setup, std::int32_t* words) = 0;
+  // `words`: setup.words.count of them. `validated`: not null for a step whose runs look at the pages of its context
+  // first, where the host cannot. May throw std::bad_alloc. The setup outlives the step.
+  virtual Result<std::unique_ptr<PrefillStep>> make_prefill_step(const PrefillSetup& setup, std::int32_t* words,
+                                                                 const PrefillContext* validated) = 0;
   virtual Status init_prefill_workspace(const PrefillSetup& setup, std::byte* workspace, Stream stream) = 0;
   virtual Status gather_kv(const GatherKvArgs& args) = 0;
 

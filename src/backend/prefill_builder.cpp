@@ -120,8 +120,9 @@ Status PrefillBuilderImpl::lay_out() {
 
 Status PrefillBuilderImpl::make_slot(PrefillSlot& slot, const BuilderOptions& options) {
   Impl& impl = backend->impl();
-  const auto make = [&](const PrefillSetup& setup, std::unique_ptr<PrefillStep>& step) -> Status {
-    auto made = impl.make_prefill_step(setup, plan_memory_.take(setup.words.count));
+  const auto make = [&](const PrefillSetup& setup, std::unique_ptr<PrefillStep>& step,
+                        const PrefillContext* validated = nullptr) -> Status {
+    auto made = impl.make_prefill_step(setup, plan_memory_.take(setup.words.count), validated);
     if (!made.ok()) return made.status();
     step = std::move(*made);
     return {};
@@ -129,7 +130,8 @@ Status PrefillBuilderImpl::make_slot(PrefillSlot& slot, const BuilderOptions& op
   slot.builder = this;
   LATTE_RETURN_IF_ERROR(make(direct, slot.direct));
   if (problem.context) {
-    LATTE_RETURN_IF_ERROR(make(joined, slot.joined));
+    // The first to run where there is context.
+    LATTE_RETURN_IF_ERROR(make(joined, slot.joined, options.validate ? &*problem.context : nullptr));
     slot.chunk_slots.resize(static_cast<std::size_t>(context.max_chunks));
     for (ChunkSlot& chunk_slot : slot.chunk_slots) LATTE_RETURN_IF_ERROR(make(chunk, chunk_slot.step));
   }
@@ -166,6 +168,13 @@ PlannedPrefill PrefillBuilderImpl::planned_step(const PrefillSlot& slot) const {
           .workspace_bytes = workspaces.bytes,
           .owns_workspace = slot.workspace.data() != nullptr,
           .place = backend->impl().place()};
+}
+
+Status PrefillBuilderImpl::take_finding() const {
+  if (!problem.context) return {};
+  for (std::int32_t i = 0; i < slot_count_; ++i)
+    LATTE_RETURN_IF_ERROR(slots_[static_cast<std::size_t>(i)].joined->take_finding());
+  return {};
 }
 
 Result<PrefillBuilderImpl::Planned> PrefillBuilderImpl::plan_into(PrefillStep& step, const PrefillWords::Parts& staging,
@@ -216,6 +225,7 @@ Result<PrefillMetadata> PrefillBuilderImpl::build(std::int32_t slot_index, const
   const PrefillContext* bounds = problem.context ? &*problem.context : nullptr;
   // Everything that lengths can be refused for is refused here, while the step planned before is still whole.
   LATTE_RETURN_IF_ERROR(validate_lengths(lengths, limits, problem.heads, bounds));
+  LATTE_RETURN_IF_ERROR(take_finding());
   PrefillSlot& slot = slots_[static_cast<std::size_t>(slot_index)];
   const bool has_context = std::any_of(lengths.context_lens.begin(), lengths.context_lens.end(),
                                        [](std::int32_t tokens) { return tokens > 0; });

@@ -59,6 +59,8 @@ class PrefillBuilderImpl {
   static PrefillMetadata metadata_of(PrefillSlot* slot, std::uint64_t generation);
 
   PlannedPrefill planned_step(const PrefillSlot& slot) const;
+  // What validation kernels have found in any slot since this was last asked.
+  Status take_finding() const;
 
   std::optional<Backend> backend;  // outlives the slots; none only in the builder that stands for no builder
   PrefillProblem problem;          // with the context's defaults filled in
