@@ -11,6 +11,7 @@
 #include "latte/problem.hpp"
 #include "latte/status.hpp"
 #include "latte/tensor.hpp"
+#include "latte/workspace.hpp"
 
 namespace latte {
 
@@ -19,10 +20,20 @@ struct BuilderOptions {
   std::int32_t slots = 1;  // steps in flight at once; each has its own plan and workspace
   // false: the caller passes DecodeArgs::workspace and the builder allocates none.
   bool own_workspace = true;
-  // Devices only: every decode is preceded by a kernel that looks at the lengths and at every page id that will be
-  // followed. What it finds is told by the next call on the builder, or by Backend::synchronize. On cpu decode always
-  // looks.
+  // Devices only: every decode, and every prefill with context, is preceded by a kernel that looks at the lengths and
+  // at every page id that will be followed. What it finds is told by the next call on the builder, or by
+  // Backend::synchronize. On cpu they always look.
   bool validate = false;
+  // Where the plans and lengths of all slots lie: as large and aligned as needs() says, uninitialised, of nobody else,
+  // for as long as the builder lives. On a device it is device memory; what stages a step on the host stays the
+  // builder's. Empty: the builder allocates it.
+  std::span<std::byte> plan_memory{};
+};
+
+// The memory of a builder, known before there is one: what to ask a Workspace for. Phases are the caller's to narrow.
+struct BuilderNeeds {
+  WorkspaceNeed plan{};       // BuilderOptions::plan_memory. A slot's plan is in use until its step's last call is done
+  WorkspaceNeed workspace{};  // of one slot, with own_workspace = false
 };
 
 // The lengths of one step in a device's memory, for build_on_device(). The host never reads them. They stay in place
@@ -62,9 +73,13 @@ class DecodeMetadata {
   std::uint64_t generation_ = 0;
 };
 
-// Owns the buffers of every slot; their addresses and sizes follow from problem and limits and never change.
+// Owns the buffers of every slot, but for those the options leave to the caller; sizes follow from problem and limits,
+// and addresses never change.
 class MetadataBuilder {
  public:
+  // What create() with the same arguments needs, whatever options.plan_memory says.
+  static Result<BuilderNeeds> needs(const Backend& backend, const DecodeProblem& problem, const Limits& limits,
+                                    const BuilderOptions& options = {});
   static Result<MetadataBuilder> create(const Backend& backend, const DecodeProblem& problem, const Limits& limits,
                                         const BuilderOptions& options = {});
   MetadataBuilder(MetadataBuilder&&) noexcept;

@@ -203,10 +203,21 @@ typedef struct latte_builder_options {
   int32_t policy_n; /* uniform: splits of every tile; batch_invariant: KV tokens a chunk, 0 = the kernel's choice */
   int32_t slots;    /* steps in flight at once; each has its own plan and workspace */
   int32_t own_workspace; /* 0: the caller passes one to latte_decode */
-  int32_t validate;      /* cuda: 1 = a kernel looks at lengths and page ids before every decode */
+  int32_t validate;      /* cuda: 1 = a kernel looks at lengths and page ids before every decode and prefill */
+  void* plan_memory;     /* for the plans of all slots, as latte_builder_needs says; NULL = the builder allocates it */
+  uint64_t plan_memory_bytes;
 } latte_builder_options;
 #define LATTE_BUILDER_OPTIONS_INIT \
-  { sizeof(latte_builder_options), LATTE_POLICY_BALANCED, 0, 1, 1, 0 }
+  { sizeof(latte_builder_options), LATTE_POLICY_BALANCED, 0, 1, 1, 0, NULL, 0 }
+
+/* What somebody needs of a step's memory, for latte_workspace_create. */
+typedef struct latte_workspace_need {
+  const char* name; /* for error messages */
+  uint64_t bytes;
+  uint64_t alignment; /* 0 = 256, or a power of two up to that */
+  uint64_t
+      phases; /* 0 = every phase, or a bit for each one in which it is live; without one in common memory is shared */
+} latte_workspace_need;
 
 typedef struct latte_builder_info {
   uint32_t size;
@@ -287,6 +298,12 @@ typedef struct latte_plan {
 #define LATTE_PLAN_INIT \
   { sizeof(latte_plan), 0, NULL, 0, NULL, 0, NULL, 0, NULL, 0, NULL, 0, NULL, 0, 0 }
 
+/* What a builder made with the same arguments needs: `plan` for its options' plan_memory, and `workspace` for one slot
+ * where own_workspace is 0. Both are live in every phase until the caller says otherwise. options may be NULL. */
+LATTE_API latte_code latte_builder_needs(const latte_backend* backend, const latte_problem* problem,
+                                         const latte_limits* limits, const latte_builder_options* options,
+                                         latte_workspace_need* plan, latte_workspace_need* workspace,
+                                         latte_error* error);
 /* options may be NULL. */
 LATTE_API latte_code latte_builder_create(const latte_backend* backend, const latte_problem* problem,
                                           const latte_limits* limits, const latte_builder_options* options,
@@ -538,6 +555,11 @@ typedef struct latte_prefill_metadata {
 #define LATTE_PREFILL_METADATA_INIT \
   { sizeof(latte_prefill_metadata), 0, NULL, 0 }
 
+/* As latte_builder_needs. */
+LATTE_API latte_code latte_prefill_builder_needs(const latte_backend* backend, const latte_prefill_problem* problem,
+                                                 const latte_limits* limits, const latte_builder_options* options,
+                                                 latte_workspace_need* plan, latte_workspace_need* workspace,
+                                                 latte_error* error);
 /* options may be NULL. */
 LATTE_API latte_code latte_prefill_builder_create(const latte_backend* backend, const latte_prefill_problem* problem,
                                                   const latte_limits* limits, const latte_builder_options* options,
@@ -629,14 +651,6 @@ LATTE_API latte_code latte_prefill(const latte_prefill_metadata* metadata, const
 /* ---- scratch memory for a whole step; latte/workspace.hpp says more ---- */
 
 typedef struct latte_workspace latte_workspace;
-
-typedef struct latte_workspace_need {
-  const char* name; /* for error messages */
-  uint64_t bytes;
-  uint64_t alignment; /* 0 = 256, or a power of two up to that */
-  uint64_t
-      phases; /* 0 = every phase, or a bit for each one in which it is live; without one in common memory is shared */
-} latte_workspace_need;
 
 typedef struct latte_workspace_slice {
   uint32_t size;

@@ -86,9 +86,12 @@ class PrefillMetadata {
   std::uint64_t generation_ = 0;
 };
 
-// Owns the buffers of every slot; their addresses and sizes follow from problem and limits and never change.
+// Owns the buffers of every slot, as MetadataBuilder does.
 class PrefillBuilder {
  public:
+  // What create() with the same arguments needs, whatever options.plan_memory says.
+  static Result<BuilderNeeds> needs(const Backend& backend, const PrefillProblem& problem, const Limits& limits,
+                                    const BuilderOptions& options = {});
   static Result<PrefillBuilder> create(const Backend& backend, const PrefillProblem& problem, const Limits& limits,
                                        const BuilderOptions& options = {});
   PrefillBuilder(PrefillBuilder&&) noexcept;

@@ -30,9 +30,11 @@ struct Slot {
 
 class Builder {
  public:
-  static Result<std::unique_ptr<Builder>> create(const Backend& backend, const KernelChoice& choice,
-                                                 const DecodeProblem& problem, const Limits& limits,
-                                                 const BuilderOptions& options);
+  // All that follows from the arguments; there are no slots yet.
+  static Result<std::unique_ptr<Builder>> describe(const Backend& backend, const DecodeProblem& problem,
+                                                   const Limits& limits, const BuilderOptions& options);
+  Status make_slots(const BuilderOptions& options);
+  BuilderNeeds needs() const;
 
   Result<DecodeMetadata> build(std::int32_t slot_index, const StepLengths& lengths, Stream stream);
   Result<DecodeMetadata> build_on_device(std::int32_t slot_index, const DeviceLengths& lengths, Stream stream);
@@ -51,11 +53,13 @@ class Builder {
   Limits limits;  // as they were given
   PlanConfig config;
   PlanSizes sizes;
+  DecodeWords words;
   std::size_t workspace_bytes = 0;
 
  private:
   Result<Slot*> find_slot(std::int32_t index) const;
 
+  PlanMemory plan_memory_;
   std::unique_ptr<Slot[]> slots_;
   std::int32_t slot_count_ = 0;
 };

@@ -128,13 +128,28 @@ Status read_options(const latte_builder_options* given, BuilderOptions& options)
   options.slots = full.slots;
   options.own_workspace = full.own_workspace != 0;
   options.validate = full.validate != 0;
+  return read_memory(full.plan_memory, full.plan_memory_bytes, "options.plan_memory", options.plan_memory);
+}
+
+Status read_memory(void* data, std::uint64_t bytes, const char* field, std::span<std::byte>& memory) {
+  if (data == nullptr && bytes > 0) return backend::missing(field, "a pointer", "null");
+  if (data != nullptr && bytes == 0)
+    return backend::invalid(field, "its size in " + std::string(field) + "_bytes", "0 bytes");
+  memory = {static_cast<std::byte*>(data), static_cast<std::size_t>(bytes)};
   return {};
 }
 
-Status read_workspace(void* data, std::uint64_t bytes, std::span<std::byte>& workspace) {
-  if (data == nullptr && bytes > 0) return backend::missing("workspace", "a pointer", "null");
-  if (data != nullptr && bytes == 0) return backend::invalid("workspace", "its size in workspace_bytes", "0 bytes");
-  workspace = {static_cast<std::byte*>(data), static_cast<std::size_t>(bytes)};
+Status write_needs(const Result<BuilderNeeds>& needs, latte_workspace_need* plan, latte_workspace_need* workspace) {
+  if (!needs.ok()) return needs.status();
+  if (plan == nullptr) return backend::missing("plan", "where to put the need", "null");
+  if (workspace == nullptr) return backend::missing("workspace", "where to put the need", "null");
+  // The names are literals: terminated, and there for ever.
+  const auto write = [](const WorkspaceNeed& need) {
+    return latte_workspace_need{
+        .name = need.name.data(), .bytes = need.bytes, .alignment = need.alignment, .phases = need.phases};
+  };
+  *plan = write(needs->plan);
+  *workspace = write(needs->workspace);
   return {};
 }
 

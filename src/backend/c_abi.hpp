@@ -116,7 +116,9 @@ Status read_input(const latte_tensor& tensor, const char* field, ConstTensorView
 Status read_problem(const latte_problem* given, DecodeProblem& problem);
 Status read_limits(const latte_limits* given, Limits& limits);
 Status read_options(const latte_builder_options* given, BuilderOptions& options);
-Status read_workspace(void* data, std::uint64_t bytes, std::span<std::byte>& workspace);
+// The size of what `field` points to is in <field>_bytes.
+Status read_memory(void* data, std::uint64_t bytes, const char* field, std::span<std::byte>& memory);
+Status write_needs(const Result<BuilderNeeds>& needs, latte_workspace_need* plan, latte_workspace_need* workspace);
 // Call check_struct first.
 void write_support(const Support& answer, latte_support* support);
 void write_plan(const Plan& made, latte_plan* plan);

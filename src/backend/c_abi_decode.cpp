@@ -47,7 +47,7 @@ Status read_decode_args(const latte_decode_args* given, DecodeArgs& args) {
   LATTE_RETURN_IF_ERROR(read_tensor(full.out, "out", args.out));
   LATTE_RETURN_IF_ERROR(read_tensor(full.lse, "lse", args.lse));
   LATTE_RETURN_IF_ERROR(read_pages(full, args.pages));
-  LATTE_RETURN_IF_ERROR(read_workspace(full.workspace, full.workspace_bytes, args.workspace));
+  LATTE_RETURN_IF_ERROR(read_memory(full.workspace, full.workspace_bytes, "workspace", args.workspace));
   args.scale = full.scale;
   args.q_scale = full.q_scale;
   args.kv_scale = full.kv_scale;
@@ -65,6 +65,20 @@ Status write_metadata(const Result<DecodeMetadata>& built, latte_metadata* metad
   return {};
 }
 
+// Everything that needs and create are told.
+struct Wanted {
+  DecodeProblem problem;
+  Limits limits;
+  BuilderOptions options;
+};
+Status read_wanted(const latte_backend* backend, const latte_problem* problem, const latte_limits* limits,
+                   const latte_builder_options* options, Wanted& wanted) {
+  LATTE_RETURN_IF_ERROR(need_backend(backend));
+  LATTE_RETURN_IF_ERROR(read_problem(problem, wanted.problem));
+  LATTE_RETURN_IF_ERROR(read_limits(limits, wanted.limits));
+  return read_options(options, wanted.options);
+}
+
 Status need_builder(const latte_builder* builder) {
   return builder != nullptr ? Status() : backend::missing("builder", "a builder", "null");
 }
@@ -77,19 +91,25 @@ using namespace latte::c_abi;
 
 extern "C" {
 
+latte_code latte_builder_needs(const latte_backend* backend, const latte_problem* problem, const latte_limits* limits,
+                               const latte_builder_options* options, latte_workspace_need* plan,
+                               latte_workspace_need* workspace, latte_error* error) {
+  return guarded(error, [&]() -> Status {
+    Wanted wanted;
+    LATTE_RETURN_IF_ERROR(read_wanted(backend, problem, limits, options, wanted));
+    return write_needs(MetadataBuilder::needs(backend->backend, wanted.problem, wanted.limits, wanted.options), plan,
+                       workspace);
+  });
+}
+
 latte_code latte_builder_create(const latte_backend* backend, const latte_problem* problem, const latte_limits* limits,
                                 const latte_builder_options* options, latte_builder** builder, latte_error* error) {
   return guarded(error, [&]() -> Status {
     if (builder == nullptr) return backend::missing("builder", "where to put the handle", "null");
     *builder = nullptr;
-    LATTE_RETURN_IF_ERROR(need_backend(backend));
-    DecodeProblem wanted;
-    Limits bounds;
-    BuilderOptions how;
-    LATTE_RETURN_IF_ERROR(read_problem(problem, wanted));
-    LATTE_RETURN_IF_ERROR(read_limits(limits, bounds));
-    LATTE_RETURN_IF_ERROR(read_options(options, how));
-    auto created = MetadataBuilder::create(backend->backend, wanted, bounds, how);
+    Wanted wanted;
+    LATTE_RETURN_IF_ERROR(read_wanted(backend, problem, limits, options, wanted));
+    auto created = MetadataBuilder::create(backend->backend, wanted.problem, wanted.limits, wanted.options);
     if (!created.ok()) return created.status();
     *builder = std::make_unique<latte_builder>(latte_builder{std::move(*created)}).release();
     return {};

@@ -33,6 +33,20 @@ Status read_prefill_problem(const latte_prefill_problem* given, PrefillProblem& 
   return read_context(full.context, problem.context.emplace());
 }
 
+// Everything that needs and create are told.
+struct Wanted {
+  PrefillProblem problem;
+  Limits limits;
+  BuilderOptions options;
+};
+Status read_wanted(const latte_backend* backend, const latte_prefill_problem* problem, const latte_limits* limits,
+                   const latte_builder_options* options, Wanted& wanted) {
+  LATTE_RETURN_IF_ERROR(need_backend(backend));
+  LATTE_RETURN_IF_ERROR(read_prefill_problem(problem, wanted.problem));
+  LATTE_RETURN_IF_ERROR(read_limits(limits, wanted.limits));
+  return read_options(options, wanted.options);
+}
+
 Status read_prefill_lengths(const latte_prefill_lengths* given, PrefillLengths& lengths, Stream& stream) {
   latte_prefill_lengths full = LATTE_PREFILL_LENGTHS_INIT;
   LATTE_RETURN_IF_ERROR(read_struct(given, "lengths", offsetof(latte_prefill_lengths, context_lens), full));
@@ -62,7 +76,7 @@ Status read_prefill_args(const latte_prefill_args* given, PrefillArgs& args, lat
   LATTE_RETURN_IF_ERROR(read_tensor(full.lse, "lse", args.lse));
   LATTE_RETURN_IF_ERROR(read_input(full.kv_cache, "kv_cache", args.kv_cache));
   LATTE_RETURN_IF_ERROR(read_pages(full, args.pages));
-  LATTE_RETURN_IF_ERROR(read_workspace(full.workspace, full.workspace_bytes, args.workspace));
+  LATTE_RETURN_IF_ERROR(read_memory(full.workspace, full.workspace_bytes, "workspace", args.workspace));
   args.scale = full.scale;
   args.q_scale = read_scale(full.q_scale);
   args.k_scale = read_scale(full.k_scale);
@@ -129,20 +143,27 @@ latte_code latte_backend_supports_prefill(const latte_backend* backend, const la
   });
 }
 
+latte_code latte_prefill_builder_needs(const latte_backend* backend, const latte_prefill_problem* problem,
+                                       const latte_limits* limits, const latte_builder_options* options,
+                                       latte_workspace_need* plan, latte_workspace_need* workspace,
+                                       latte_error* error) {
+  return guarded(error, [&]() -> Status {
+    Wanted wanted;
+    LATTE_RETURN_IF_ERROR(read_wanted(backend, problem, limits, options, wanted));
+    return write_needs(PrefillBuilder::needs(backend->backend, wanted.problem, wanted.limits, wanted.options), plan,
+                       workspace);
+  });
+}
+
 latte_code latte_prefill_builder_create(const latte_backend* backend, const latte_prefill_problem* problem,
                                         const latte_limits* limits, const latte_builder_options* options,
                                         latte_prefill_builder** builder, latte_error* error) {
   return guarded(error, [&]() -> Status {
     if (builder == nullptr) return backend::missing("builder", "where to put the handle", "null");
     *builder = nullptr;
-    LATTE_RETURN_IF_ERROR(need_backend(backend));
-    PrefillProblem wanted;
-    Limits bounds;
-    BuilderOptions how;
-    LATTE_RETURN_IF_ERROR(read_prefill_problem(problem, wanted));
-    LATTE_RETURN_IF_ERROR(read_limits(limits, bounds));
-    LATTE_RETURN_IF_ERROR(read_options(options, how));
-    auto created = PrefillBuilder::create(backend->backend, wanted, bounds, how);
+    Wanted wanted;
+    LATTE_RETURN_IF_ERROR(read_wanted(backend, problem, limits, options, wanted));
+    auto created = PrefillBuilder::create(backend->backend, wanted.problem, wanted.limits, wanted.options);
     if (!created.ok()) return created.status();
     *builder = std::make_unique<latte_prefill_builder>(latte_prefill_builder{std::move(*created)}).release();
     return {};

@@ -10,7 +10,6 @@
 
 #include "backend/builder.hpp"
 #include "backend/errors.hpp"
-#include "plan/layout.hpp"
 
 namespace latte::backend {
 namespace {
@@ -84,26 +83,14 @@ struct WorkspaceDelete {
 class CpuStep final : public StepMemory {
  public:
   // Nothing is filled: large limits cost address space, not memory.
-  CpuStep(cpu::Workers& workers, const cpu::Kernel& kernel, const Builder& builder, bool own_workspace)
-      : workers_(workers),
-        kernel_(kernel),
-        builder_(builder),
-        limits_(plan::resolve(builder.config.limits)),
-        plan_words_(std::make_unique_for_overwrite<std::int32_t[]>(static_cast<std::size_t>(builder.sizes.words))),
-        length_words_(std::make_unique_for_overwrite<std::int32_t[]>(
-            static_cast<std::size_t>(2 * std::int64_t{limits_.max_requests} + 1 + limits_.max_total_query_tokens))) {
+  CpuStep(cpu::Workers& workers, const cpu::Kernel& kernel, const Builder& builder, std::int32_t* words,
+          bool own_workspace)
+      : workers_(workers), kernel_(kernel), builder_(builder), words_(builder.words.at(words)) {
     if (own_workspace) workspace_.reset(new (std::align_val_t{kWorkspaceAlignment}) std::byte[builder.workspace_bytes]);
   }
 
   // make_plan refuses before it writes, so the step planned before stays whole when it does.
-  Result<Staging> stage(Stream /*stream*/) override {
-    std::int32_t* lengths = length_words_.get();
-    const auto requests = static_cast<std::size_t>(limits_.max_requests);
-    return Staging{.plan_words = {plan_words_.get(), static_cast<std::size_t>(builder_.sizes.words)},
-                   .seq_lens = lengths,
-                   .query_start = lengths + requests,
-                   .visible = lengths + 2 * requests + 1};
-  }
+  Result<DecodeWords::Parts> stage(Stream /*stream*/) override { return words_; }
   Status publish(const Plan& plan, const StepLengths& lengths, Stream /*stream*/) override {
     plan_ = plan;
     lengths_ = lengths;
@@ -113,7 +100,7 @@ class CpuStep final : public StepMemory {
     return unsupported("backend", "one with a device", "cpu");
   }
   Result<std::vector<std::int32_t>> copy_words(Stream /*stream*/) override {
-    return std::vector<std::int32_t>(plan_words_.get(), plan_words_.get() + builder_.sizes.words);
+    return std::vector<std::int32_t>(words_.plan.begin(), words_.plan.end());
   }
 
   Status run(const PlannedStep& /*step*/, const DecodeArgs& args) override {
@@ -143,9 +130,7 @@ class CpuStep final : public StepMemory {
   cpu::Workers& workers_;
   const cpu::Kernel& kernel_;
   const Builder& builder_;
-  const Limits limits_;
-  std::unique_ptr<std::int32_t[]> plan_words_;
-  std::unique_ptr<std::int32_t[]> length_words_;             // seq_lens, query_start, visible at their largest
+  const DecodeWords::Parts words_;
   std::unique_ptr<std::byte[], WorkspaceDelete> workspace_;  // null when the caller brings one
   Plan plan_;
   StepLengths lengths_;
@@ -197,10 +182,12 @@ std::size_t CpuImpl::workspace_bytes(const DecodeProblem& problem, const PlanCon
   return kernel.ok() ? cpu::workspace_bytes(**kernel, problem, config, sizes) : 0;
 }
 
-Result<std::unique_ptr<StepMemory>> CpuImpl::make_step(const Builder& builder, const BuilderOptions& options) {
+Result<std::unique_ptr<StepMemory>> CpuImpl::make_step(const Builder& builder, const BuilderOptions& options,
+                                                       std::int32_t* words) {
   const auto kernel = find_kernel(kernel_, builder.problem);
   if (!kernel.ok()) return kernel.status();
-  return std::unique_ptr<StepMemory>(std::make_unique<CpuStep>(workers_, **kernel, builder, options.own_workspace));
+  return std::unique_ptr<StepMemory>(
+      std::make_unique<CpuStep>(workers_, **kernel, builder, words, options.own_workspace));
 }
 
 Status CpuImpl::merge(std::span<const Partial> partials, const TensorView& out, const TensorView& lse,

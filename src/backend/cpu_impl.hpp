@@ -25,7 +25,8 @@ class CpuImpl final : public Impl {
   Result<KernelChoice> choose(const DecodeProblem& problem, const Limits& limits, const Policy& policy) const override;
   std::size_t workspace_bytes(const DecodeProblem& problem, const PlanConfig& config,
                               const PlanSizes& sizes) const override;
-  Result<std::unique_ptr<StepMemory>> make_step(const Builder& builder, const BuilderOptions& options) override;
+  Result<std::unique_ptr<StepMemory>> make_step(const Builder& builder, const BuilderOptions& options,
+                                                std::int32_t* words) override;
   Status init_workspace(const Builder& /*builder*/, std::span<std::byte> /*workspace*/, Stream /*stream*/) override {
     return {};
   }
@@ -33,7 +34,8 @@ class CpuImpl final : public Impl {
   Result<PrefillChoice> choose(const PrefillProblem& problem, const Limits& limits,
                                const Policy& policy) const override;
   std::size_t prefill_workspace_bytes(const PrefillSetup& setup) const override;
-  Result<std::unique_ptr<PrefillStep>> make_prefill_step(const PrefillSetup& setup) override;
+  Result<std::unique_ptr<PrefillStep>> make_prefill_step(const PrefillSetup& setup, std::int32_t* words,
+                                                         const PrefillContext* validated) override;
   Status init_prefill_workspace(const PrefillSetup& /*setup*/, std::byte* /*workspace*/, Stream /*stream*/) override {
     return {};
   }

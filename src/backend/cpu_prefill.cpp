@@ -2,7 +2,6 @@
 #include "backend/cpu_impl.hpp"
 #include "backend/errors.hpp"
 #include "core/checked.hpp"
-#include "plan/layout.hpp"
 
 namespace latte::backend {
 namespace {
@@ -42,21 +41,10 @@ cpu::HeadsView heads_view(const ConstTensorView& view) {
 
 class CpuPrefillStep final : public PrefillStep {
  public:
-  // Nothing is filled: large limits cost address space, not memory.
-  CpuPrefillStep(cpu::Workers& workers, const cpu::Kernel& kernel, const PrefillSetup& setup)
-      : workers_(workers),
-        kernel_(kernel),
-        setup_(setup),
-        requests_(static_cast<std::size_t>(plan::resolve(setup.choice.plan.limits).max_requests)),
-        plan_words_(std::make_unique_for_overwrite<std::int32_t[]>(static_cast<std::size_t>(setup.sizes.words))),
-        length_words_(std::make_unique_for_overwrite<std::int32_t[]>(2 * (requests_ + 1))) {}
+  CpuPrefillStep(cpu::Workers& workers, const cpu::Kernel& kernel, const PrefillSetup& setup, std::int32_t* words)
+      : workers_(workers), kernel_(kernel), setup_(setup), words_(setup.words.at(words)) {}
 
-  // make_plan refuses before it writes, so the step planned before stays whole when it does.
-  Result<Staging> stage(Stream /*stream*/) override {
-    return Staging{.plan_words = {plan_words_.get(), static_cast<std::size_t>(setup_.sizes.words)},
-                   .query_start = length_words_.get(),
-                   .kv_start = length_words_.get() + requests_ + 1};
-  }
+  Result<PrefillWords::Parts> stage(Stream /*stream*/) override { return words_; }
   Status publish(const Plan& plan, const PrefillLengths& lengths, Stream /*stream*/) override {
     plan_ = plan;
     lengths_ = lengths;
@@ -90,6 +78,7 @@ class CpuPrefillStep final : public PrefillStep {
                                 .workspace = workspace});
     return {};
   }
+  Status take_finding() override { return {}; }
 
  private:
   // Scales belong to fp8 tensors; what they say of others is for machines that quantise on entry.
@@ -102,9 +91,7 @@ class CpuPrefillStep final : public PrefillStep {
   cpu::Workers& workers_;
   const cpu::Kernel& kernel_;
   const PrefillSetup& setup_;
-  const std::size_t requests_;
-  std::unique_ptr<std::int32_t[]> plan_words_;
-  std::unique_ptr<std::int32_t[]> length_words_;  // query_start and kv_start at their largest
+  const PrefillWords::Parts words_;
   Plan plan_;
   PrefillLengths lengths_;
 };
@@ -122,10 +109,11 @@ std::size_t CpuImpl::prefill_workspace_bytes(const PrefillSetup& setup) const {
   return static_cast<std::size_t>(round_up(static_cast<std::int64_t>(bytes), kSliceBytes));
 }
 
-Result<std::unique_ptr<PrefillStep>> CpuImpl::make_prefill_step(const PrefillSetup& setup) {
+Result<std::unique_ptr<PrefillStep>> CpuImpl::make_prefill_step(const PrefillSetup& setup, std::int32_t* words,
+                                                                const PrefillContext* /*validated*/) {
   const auto kernel = find_kernel(kernel_, setup.problem);
   if (!kernel.ok()) return kernel.status();
-  return std::unique_ptr<PrefillStep>(std::make_unique<CpuPrefillStep>(workers_, **kernel, setup));
+  return std::unique_ptr<PrefillStep>(std::make_unique<CpuPrefillStep>(workers_, **kernel, setup, words));
 }
 
 Status CpuImpl::gather_kv(const GatherKvArgs& args) {

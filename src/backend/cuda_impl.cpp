@@ -96,12 +96,13 @@ std::size_t CudaImpl::workspace_bytes(const DecodeProblem& problem, const PlanCo
   return arrived_bytes(sizes) + static_cast<std::size_t>(round_up(partial_bytes, 256));
 }
 
-Result<std::unique_ptr<StepMemory>> CudaImpl::make_step(const Builder& builder, const BuilderOptions& options) {
+Result<std::unique_ptr<StepMemory>> CudaImpl::make_step(const Builder& builder, const BuilderOptions& options,
+                                                        std::int32_t* words) {
   const auto choice = cuda::choose_decode(builder.problem, builder.limits, builder.config.policy, workers());
   if (!choice.ok()) return choice.status();
   LATTE_RETURN_IF_ERROR(device_->prepare(choice->kernel));
-  auto step = std::make_unique<CudaStep>(*this, builder, choice->kernel, options.validate);
-  LATTE_RETURN_IF_ERROR(step->allocate(options.own_workspace));
+  auto step = std::make_unique<CudaStep>(*this, builder, choice->kernel);
+  LATTE_RETURN_IF_ERROR(step->allocate(words, options));
   return std::unique_ptr<StepMemory>(std::move(step));
 }
 
@@ -160,8 +161,8 @@ Result<Ceilings> CudaImpl::measure_ceilings(std::string_view kernel) {
 
 Status CudaImpl::synchronize(Stream stream) {
   LATTE_RETURN_IF_ERROR(device_->synchronize(stream));
-  const std::lock_guard<std::mutex> lock(steps_mutex_);
-  for (CudaStep* step : steps_) LATTE_RETURN_IF_ERROR(step->take_finding());
+  const std::lock_guard<std::mutex> lock(findings_mutex_);
+  for (Findings* findings : findings_) LATTE_RETURN_IF_ERROR(findings->take());
   return {};
 }
 

@@ -13,7 +13,7 @@
 
 namespace latte::backend {
 
-class CudaStep;
+class Findings;
 
 class CudaImpl final : public Impl {
  public:
@@ -27,13 +27,15 @@ class CudaImpl final : public Impl {
   Result<KernelChoice> choose(const DecodeProblem& problem, const Limits& limits, const Policy& policy) const override;
   std::size_t workspace_bytes(const DecodeProblem& problem, const PlanConfig& config,
                               const PlanSizes& sizes) const override;
-  Result<std::unique_ptr<StepMemory>> make_step(const Builder& builder, const BuilderOptions& options) override;
+  Result<std::unique_ptr<StepMemory>> make_step(const Builder& builder, const BuilderOptions& options,
+                                                std::int32_t* words) override;
   Status init_workspace(const Builder& builder, std::span<std::byte> workspace, Stream stream) override;
 
   Result<PrefillChoice> choose(const PrefillProblem& problem, const Limits& limits,
                                const Policy& policy) const override;
   std::size_t prefill_workspace_bytes(const PrefillSetup& setup) const override;
-  Result<std::unique_ptr<PrefillStep>> make_prefill_step(const PrefillSetup& setup) override;
+  Result<std::unique_ptr<PrefillStep>> make_prefill_step(const PrefillSetup& setup, std::int32_t* words,
+                                                         const PrefillContext* validated) override;
   Status init_prefill_workspace(const PrefillSetup& setup, std::byte* workspace, Stream stream) override;
   Status gather_kv(const GatherKvArgs& args) override;
 
@@ -44,12 +46,12 @@ class CudaImpl final : public Impl {
   Status synchronize(Stream stream) override;
 
  private:
-  friend class CudaStep;
+  friend class Findings;
 
   std::unique_ptr<cuda::Device> device_;
-  // The living steps, asked for findings when someone synchronizes.
-  std::mutex steps_mutex_;
-  std::vector<CudaStep*> steps_;
+  // Of the living steps, asked when someone synchronizes.
+  std::mutex findings_mutex_;
+  std::vector<Findings*> findings_;
 };
 
 // Memory of a device, given back at the end.
@@ -70,6 +72,33 @@ class DeviceBuffer {
   cuda::Memory where_ = cuda::Memory::device;
 };
 
+// What the validation kernel finds in the lengths and pages of a step: in pinned memory, until somebody asks the
+// builder or the backend. Without allocate() nobody looks and nothing is found.
+class Findings {
+ public:
+  // `lengths`: what the caller calls the KV tokens of a request. `limits` are resolved.
+  Findings(CudaImpl& impl, const char* lengths, const Limits& limits)
+      : impl_(impl), lengths_(lengths), limits_(limits) {}
+  Findings(const Findings&) = delete;
+  Findings& operator=(const Findings&) = delete;
+  ~Findings();
+  Status allocate();
+
+  // Queues a look; limits and report are filled in.
+  Status look(cuda::ValidateCall call, Stream stream);
+  // What has been found since this was last asked.
+  Status take();
+
+ private:
+  std::optional<cuda::ValidationReport> take_report();
+
+  CudaImpl& impl_;
+  const char* const lengths_;
+  const Limits limits_;
+  DeviceBuffer report_;
+  std::mutex taking_;  // held by whoever takes the report
+};
+
 // Words that the host writes and the device reads: the same places in pinned and in device memory. There are two pinned
 // halves that take turns, as an upload may still be reading one.
 class StagedWords {
@@ -78,7 +107,8 @@ class StagedWords {
   StagedWords(const StagedWords&) = delete;
   StagedWords& operator=(const StagedWords&) = delete;
   ~StagedWords();
-  Status allocate(std::size_t words);
+  // The words on the device are there already; these are the pinned ones.
+  Status allocate(std::int32_t* on_device, std::size_t words);
 
   // Turns to the other half; waits if the upload before the last has not ended. An error when the stream is captured.
   Status stage(Stream stream);
@@ -90,7 +120,7 @@ class StagedWords {
   }
 
   std::int32_t* staged() const { return reinterpret_cast<std::int32_t*>(halves_[half_].words.data()); }
-  std::int32_t* on_device() const { return reinterpret_cast<std::int32_t*>(words_.data()); }
+  std::int32_t* on_device() const { return on_device_; }
 
  private:
   struct Half {
@@ -112,10 +142,8 @@ class StagedWords {
   cuda::Device& device_;
   Half halves_[2];
   std::size_t half_ = 0;
-  DeviceBuffer words_;
+  std::int32_t* on_device_ = nullptr;
 };
-// Parts of such words begin at multiples of 256 bytes.
-std::size_t staged_words(std::int64_t count);
 
 // How a workspace is divided; the places follow from the limits, so that graphs keep them.
 cuda::WorkspaceView carve_workspace(const PlanSizes& sizes, std::byte* base);
@@ -126,37 +154,27 @@ cuda::CacheView cache_view(const ConstTensorView& cache, const PageTable& pages)
 // One slot. The plan is staged in pinned memory and uploaded, or made in place by a kernel.
 class CudaStep final : public StepMemory {
  public:
-  CudaStep(CudaImpl& impl, const Builder& builder, const cuda::DecodeKernel& kernel, bool validate);
-  ~CudaStep() override;
-  Status allocate(bool own_workspace);
+  CudaStep(CudaImpl& impl, const Builder& builder, const cuda::DecodeKernel& kernel);
+  Status allocate(std::int32_t* words, const BuilderOptions& options);
 
-  Result<Staging> stage(Stream stream) override;
+  Result<DecodeWords::Parts> stage(Stream stream) override;
   Status publish(const Plan& plan, const StepLengths& lengths, Stream stream) override;
   Status plan_on_device(const DeviceLengths& lengths, Stream stream) override;
   Result<std::vector<std::int32_t>> copy_words(Stream stream) override;
   Status run(const PlannedStep& step, const DecodeArgs& args) override;
   bool owns_workspace() const override { return workspace_.data() != nullptr; }
-  Status take_finding() override;
+  Status take_finding() override { return findings_.take(); }
 
  private:
-  // Lengths at their largest, then the plan.
-  struct Layout {
-    std::size_t query_start = 0, visible = 0, plan = 0, words = 0;
-  };
+  DecodeWords::Parts on_device() const { return builder_.words.at(words_.on_device()); }
 
-  std::optional<cuda::ValidationReport> take_report();
-
-  CudaImpl& impl_;
   cuda::Device& device_;
   const Builder& builder_;
   const cuda::DecodeKernel kernel_;
-  const bool validate_;
-  const Limits limits_;         // resolved
   const std::int32_t workers_;  // that get work: one launch's size
-  Layout layout_;
   StagedWords words_;
-  DeviceBuffer workspace_, report_;
-  std::mutex report_mutex_;    // held by whoever takes the report
+  DeviceBuffer workspace_;
+  Findings findings_;
   cuda::LengthsView lengths_;  // of the last step
   cuda::PlanView plan_;
 };

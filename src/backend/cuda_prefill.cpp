@@ -62,40 +62,42 @@ cuda::ScaleView scale(const Fp8Scale& given) {
 
 class CudaPrefillStep final : public PrefillStep {
  public:
-  CudaPrefillStep(cuda::Device& device, const PrefillSetup& setup, const cuda::PrefillKernel& kernel)
-      : device_(device),
+  CudaPrefillStep(CudaImpl& impl, const PrefillSetup& setup, const cuda::PrefillKernel& kernel,
+                  const PrefillContext* validated)
+      : device_(*impl.device()),
         setup_(setup),
         kernel_(kernel),
         limits_(plan::resolve(setup.choice.plan.limits)),
         workers_(plan::worker_count(setup.choice.plan)),
         parts_(setup),
-        words_(device) {}
+        words_(device_),
+        validates_(validated != nullptr),
+        findings_(impl, "context_lens", validated != nullptr ? context_limits(*validated) : Limits()) {}
 
-  Status allocate() {
-    const std::int64_t requests = limits_.max_requests;
-    kv_start_ = staged_words(requests + 1);
-    plan_ = kv_start_ + staged_words(requests + 1);
-    return words_.allocate(plan_ + static_cast<std::size_t>(setup_.sizes.words));
+  Status allocate(std::int32_t* words) {
+    LATTE_RETURN_IF_ERROR(words_.allocate(words, setup_.words.count));
+    return validates_ ? findings_.allocate() : Status();
   }
 
-  Result<Staging> stage(Stream stream) override {
+  Result<PrefillWords::Parts> stage(Stream stream) override {
     LATTE_RETURN_IF_ERROR(words_.stage(stream));
-    std::int32_t* const staged = words_.staged();
-    return Staging{.plan_words = {staged + plan_, static_cast<std::size_t>(setup_.sizes.words)},
-                   .query_start = staged,
-                   .kv_start = staged + kv_start_};
+    return setup_.words.at(words_.staged());
   }
 
   Status publish(const Plan& plan, const PrefillLengths& lengths, Stream stream) override {
-    return words_.upload(stream, lengths.query_start, lengths.kv_start, plan.work_meta_data, plan.work_indptr,
+    context_requests_ = static_cast<std::int32_t>(lengths.context_lens.size());
+    // Nobody on the device but validation asks for the context's lengths.
+    return words_.upload(stream, lengths.context_lens.first(validates_ ? lengths.context_lens.size() : 0),
+                         lengths.query_start, lengths.kv_start, plan.work_meta_data, plan.work_indptr,
                          plan.work_info_set, plan.reduce_indptr, plan.reduce_final_map, plan.reduce_partial_map);
   }
 
-  const std::int32_t* kv_start() const override { return words_.on_device() + kv_start_; }
+  const std::int32_t* kv_start() const override { return on_device().kv_start; }
 
   Status run(const PrefillArgs& args, std::byte* workspace) override {
     const plan::Layout at = plan::layout(setup_.sizes, workers_);
-    const std::int32_t* const words = words_.on_device() + plan_;
+    const PrefillWords::Parts step = on_device();
+    const std::int32_t* const plan = step.plan.data();
     cuda::PrefillCall call{.heads = setup_.problem.heads,
                            .mask = setup_.problem.mask,
                            .scale = args.scale,
@@ -110,13 +112,13 @@ class CudaPrefillStep final : public PrefillStep {
                                    .lse_token_stride = args.lse.stride[0],
                                    .lse_head_stride = args.lse.stride[1]},
                            .out_tokens = output_tokens(args),
-                           .query_start = words_.on_device(),
-                           .kv_start = kv_start(),
-                           .meta = words,
-                           .plan = {.indptr = words + at.indptr,
-                                    .records = reinterpret_cast<const WorkRecord*>(words + at.records),
-                                    .reduce_indptr = words + at.reduce_indptr,
-                                    .reduce_partial_map = words + at.reduce_partial},
+                           .query_start = step.query_start,
+                           .kv_start = step.kv_start,
+                           .meta = plan,
+                           .plan = {.indptr = plan + at.indptr,
+                                    .records = reinterpret_cast<const WorkRecord*>(plan + at.records),
+                                    .reduce_indptr = plan + at.reduce_indptr,
+                                    .reduce_partial_map = plan + at.reduce_partial},
                            .workspace = {.arrived = reinterpret_cast<std::uint32_t*>(workspace + parts_.arrived),
                                          .partial_lse = reinterpret_cast<float*>(workspace + parts_.partial_lse),
                                          .partial_out = reinterpret_cast<float*>(workspace + parts_.partial_out)}};
@@ -126,11 +128,23 @@ class CudaPrefillStep final : public PrefillStep {
       call.k_scale = scale(args.k_scale);
       call.v_scale = scale(args.v_scale);
     }
+    // Every page that the chunks behind this launch will follow, also of requests without query tokens.
+    if (validates_)
+      LATTE_RETURN_IF_ERROR(findings_.look({.lengths = {.seq_lens = step.context_lens},
+                                            .kv = cache_view(args.kv_cache, args.pages),
+                                            .requests = context_requests_},
+                                           args.stream));
     LATTE_RETURN_IF_ERROR(enter(call, workspace, args.stream));
     return device_.prefill(kernel_, call, workers_, args.stream);
   }
 
+  Status take_finding() override { return findings_.take(); }
+
  private:
+  static Limits context_limits(const PrefillContext& context) {
+    return {.max_kv_tokens = context.max_tokens, .max_total_kv_tokens = context.max_total_tokens};
+  }
+  PrefillWords::Parts on_device() const { return setup_.words.at(words_.on_device()); }
   bool fp8_tensors() const { return setup_.problem.dtype == Dtype::fp8_e4m3; }
   bool fp8() const { return setup_.choice.math == PrefillMath::fp8; }
 
@@ -178,9 +192,10 @@ class CudaPrefillStep final : public PrefillStep {
   const Limits limits_;  // resolved
   const std::int32_t workers_;
   const PrefillParts parts_;
-  // query_start, kv_start and the plan, each at its largest.
   StagedWords words_;
-  std::size_t kv_start_ = 0, plan_ = 0;
+  const bool validates_;  // the context, before it runs
+  Findings findings_;
+  std::int32_t context_requests_ = 0;  // of the last step
 };
 
 }  // namespace
@@ -204,13 +219,14 @@ std::size_t CudaImpl::prefill_workspace_bytes(const PrefillSetup& setup) const {
   return static_cast<std::size_t>(PrefillParts(setup).bytes);
 }
 
-Result<std::unique_ptr<PrefillStep>> CudaImpl::make_prefill_step(const PrefillSetup& setup) {
+Result<std::unique_ptr<PrefillStep>> CudaImpl::make_prefill_step(const PrefillSetup& setup, std::int32_t* words,
+                                                                 const PrefillContext* validated) {
   const PlanConfig& plan = setup.choice.plan;
   const auto choice = cuda::choose_prefill(setup.problem, plan.limits, plan.policy, workers());
   if (!choice.ok()) return choice.status();
   LATTE_RETURN_IF_ERROR(device_->prepare(choice->kernel));
-  auto step = std::make_unique<CudaPrefillStep>(*device_, setup, choice->kernel);
-  LATTE_RETURN_IF_ERROR(step->allocate());
+  auto step = std::make_unique<CudaPrefillStep>(*this, setup, choice->kernel, validated);
+  LATTE_RETURN_IF_ERROR(step->allocate(words));
   return std::unique_ptr<PrefillStep>(std::move(step));
 }
 

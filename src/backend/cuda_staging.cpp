@@ -1,28 +1,23 @@
 // Words on their way from the host to a device.
 #include "backend/cuda_impl.hpp"
 #include "backend/errors.hpp"
-#include "core/checked.hpp"
 
 namespace latte::backend {
 namespace {
 
-constexpr std::int64_t kPartWords = 64;    // 256 bytes
 constexpr std::size_t kCloseWords = 4096;  // a gap that costs less to copy than another copy costs to issue
 
 }  // namespace
-
-std::size_t staged_words(std::int64_t count) { return static_cast<std::size_t>(round_up(count, kPartWords)); }
 
 StagedWords::~StagedWords() {
   for (const Half& half : halves_)
     if (half.uploaded != nullptr) device_.release_event(half.uploaded);
 }
 
-Status StagedWords::allocate(std::size_t words) {
-  const std::size_t bytes = words * sizeof(std::int32_t);
-  LATTE_RETURN_IF_ERROR(words_.allocate(device_, bytes, cuda::Memory::device));
+Status StagedWords::allocate(std::int32_t* on_device, std::size_t words) {
+  on_device_ = on_device;
   for (Half& half : halves_) {
-    LATTE_RETURN_IF_ERROR(half.words.allocate(device_, bytes, cuda::Memory::pinned));
+    LATTE_RETURN_IF_ERROR(half.words.allocate(device_, words * sizeof(std::int32_t), cuda::Memory::pinned));
     auto event = device_.make_event(false);
     if (!event.ok()) return event.status();
     half.uploaded = *event;

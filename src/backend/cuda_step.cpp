@@ -1,11 +1,7 @@
 #include <algorithm>
-#include <array>
-#include <atomic>
-#include <string>
 
 #include "backend/cuda_impl.hpp"
 #include "backend/errors.hpp"
-#include "core/checked.hpp"
 #include "plan/layout.hpp"
 
 namespace latte::backend {
@@ -53,68 +49,46 @@ cuda::CacheView cache_view(const ConstTensorView& cache, const PageTable& pages)
           .indptr = lists ? pages.page_indptr.data() : nullptr};
 }
 
-CudaStep::CudaStep(CudaImpl& impl, const Builder& builder, const cuda::DecodeKernel& kernel, bool validate)
-    : impl_(impl),
-      device_(*impl.device()),
+CudaStep::CudaStep(CudaImpl& impl, const Builder& builder, const cuda::DecodeKernel& kernel)
+    : device_(*impl.device()),
       builder_(builder),
       kernel_(kernel),
-      validate_(validate),
-      limits_(plan::resolve(builder.config.limits)),
       workers_(plan::worker_count(builder.config)),
-      words_(*impl.device()) {}
+      words_(*impl.device()),
+      findings_(impl, "seq_lens", plan::resolve(builder.config.limits)) {}
 
-CudaStep::~CudaStep() {
-  const std::lock_guard<std::mutex> lock(impl_.steps_mutex_);
-  std::erase(impl_.steps_, this);
-}
-
-Status CudaStep::allocate(bool own_workspace) {
-  layout_.query_start = staged_words(limits_.max_requests);
-  layout_.visible = layout_.query_start + staged_words(std::int64_t{limits_.max_requests} + 1);
-  layout_.plan = layout_.visible + staged_words(limits_.max_total_query_tokens);
-  layout_.words = layout_.plan + static_cast<std::size_t>(builder_.sizes.words);
-
-  LATTE_RETURN_IF_ERROR(words_.allocate(layout_.words));
-  LATTE_RETURN_IF_ERROR(report_.allocate(device_, sizeof(cuda::ValidationReport), cuda::Memory::pinned));
-  new (report_.data()) cuda::ValidationReport();
-  {
-    // Others may synchronize the backend at any time, which asks for the report.
-    const std::lock_guard<std::mutex> lock(impl_.steps_mutex_);
-    impl_.steps_.push_back(this);
-  }
+Status CudaStep::allocate(std::int32_t* words, const BuilderOptions& options) {
+  LATTE_RETURN_IF_ERROR(words_.allocate(words, builder_.words.count));
+  if (options.validate) LATTE_RETURN_IF_ERROR(findings_.allocate());
 
   // Offsets do not depend on the step.
   const plan::Layout at = plan::layout(builder_.sizes, workers_);
-  std::int32_t* const words = words_.on_device() + layout_.plan;
-  plan_ = {.indptr = words + at.indptr,
-           .records = reinterpret_cast<const WorkRecord*>(words + at.records),
-           .reduce_indptr = words + at.reduce_indptr,
-           .reduce_partial_map = words + at.reduce_partial};
+  std::int32_t* const plan = on_device().plan.data();
+  plan_ = {.indptr = plan + at.indptr,
+           .records = reinterpret_cast<const WorkRecord*>(plan + at.records),
+           .reduce_indptr = plan + at.reduce_indptr,
+           .reduce_partial_map = plan + at.reduce_partial};
 
-  if (!own_workspace) return {};
+  if (!options.own_workspace) return {};
   LATTE_RETURN_IF_ERROR(workspace_.allocate(device_, builder_.workspace_bytes, cuda::Memory::device));
   LATTE_RETURN_IF_ERROR(device_.clear(workspace_.data(), arrived_bytes(builder_.sizes), nullptr));
   // Once, at creation: every stream may use the workspace from here on.
   return device_.synchronize(nullptr);
 }
 
-Result<StepMemory::Staging> CudaStep::stage(Stream stream) {
+Result<DecodeWords::Parts> CudaStep::stage(Stream stream) {
   LATTE_RETURN_IF_ERROR(words_.stage(stream));
-  std::int32_t* const staged = words_.staged();
-  return Staging{.plan_words = {staged + layout_.plan, static_cast<std::size_t>(builder_.sizes.words)},
-                 .seq_lens = staged,
-                 .query_start = staged + layout_.query_start,
-                 .visible = staged + layout_.visible};
+  return builder_.words.at(words_.staged());
 }
 
 Status CudaStep::publish(const Plan& plan, const StepLengths& lengths, Stream stream) {
   LATTE_RETURN_IF_ERROR(words_.upload(stream, lengths.seq_lens, lengths.query_start, lengths.visible,
                                       plan.work_meta_data, plan.work_indptr, plan.work_info_set, plan.reduce_indptr,
                                       plan.reduce_final_map, plan.reduce_partial_map));
-  std::int32_t* const words = words_.on_device();
-  lengths_ = {.seq_lens = words,
-              .query_start = words + layout_.query_start,
-              .visible = lengths.visible.empty() ? nullptr : words + layout_.visible};
+  const DecodeWords::Parts words = on_device();
+  lengths_ = {.seq_lens = words.seq_lens,
+              .query_start = words.query_start,
+              .visible = lengths.visible.empty() ? nullptr : words.visible};
   return {};
 }
 
@@ -124,15 +98,15 @@ Status CudaStep::plan_on_device(const DeviceLengths& lengths, Stream stream) {
                        .sizes = builder_.sizes,
                        .requests = lengths.requests,
                        .lengths = lengths_,
-                       .words = words_.on_device() + layout_.plan,
+                       .words = on_device().plan.data(),
                        .query_tokens = lengths.query_tokens},
                       stream);
 }
 
 Result<std::vector<std::int32_t>> CudaStep::copy_words(Stream stream) {
-  std::vector<std::int32_t> words(static_cast<std::size_t>(builder_.sizes.words));
-  LATTE_RETURN_IF_ERROR(device_.copy(words.data(), words_.on_device() + layout_.plan,
-                                     words.size() * sizeof(std::int32_t), cuda::Copy::to_host, stream));
+  const std::span<const std::int32_t> plan = on_device().plan;
+  std::vector<std::int32_t> words(plan.size());
+  LATTE_RETURN_IF_ERROR(device_.copy(words.data(), plan.data(), plan.size_bytes(), cuda::Copy::to_host, stream));
   LATTE_RETURN_IF_ERROR(device_.synchronize(stream));
   return words;
 }
@@ -162,58 +136,12 @@ Status CudaStep::run(const PlannedStep& step, const DecodeArgs& args) {
                               .lengths = lengths_,
                               .plan = plan_,
                               .workspace = carve_workspace(builder_.sizes, workspace)};
-  if (validate_)
-    LATTE_RETURN_IF_ERROR(device_.validate({.lengths = lengths_,
-                                            .kv = call.kv,
-                                            .limits = limits_,
-                                            .requests = static_cast<std::int32_t>(step.requests()),
-                                            .query_tokens = step.query_tokens(),
-                                            .report = reinterpret_cast<cuda::ValidationReport*>(report_.data())},
-                                           args.stream));
+  LATTE_RETURN_IF_ERROR(findings_.look({.lengths = lengths_,
+                                        .kv = call.kv,
+                                        .requests = static_cast<std::int32_t>(step.requests()),
+                                        .query_tokens = step.query_tokens()},
+                                       args.stream));
   return device_.decode(kernel_, call, workers_, args.overlap_previous, args.stream);
-}
-
-// Calls on any slot of the builder, and synchronize(), ask every slot: one of them takes the finding. The kernel writes
-// the rest of a report before `finding`, and only while that is none.
-std::optional<cuda::ValidationReport> CudaStep::take_report() {
-  auto& report = *reinterpret_cast<cuda::ValidationReport*>(report_.data());
-  const std::atomic_ref<cuda::Finding> finding(report.finding);
-  const auto nothing = [&] { return finding.load(std::memory_order_acquire) == cuda::Finding::none; };
-  if (nothing()) return {};
-  const std::lock_guard<std::mutex> lock(report_mutex_);
-  if (nothing()) return {};
-  const cuda::ValidationReport found{
-      .finding = finding.load(), .request = report.request, .position = report.position, .value = report.value};
-  finding.store(cuda::Finding::none, std::memory_order_release);
-  return found;
-}
-
-Status CudaStep::take_finding() {
-  const auto taken = take_report();
-  if (!taken) return {};
-  const cuda::ValidationReport& found = *taken;
-  const std::string request = " of request " + text(found.request);
-  switch (found.finding) {
-    case cuda::Finding::seq_len:
-      return found.position == 0
-                 ? invalid("seq_lens", "0 .. " + text(limits_.max_kv_tokens), text(found.value) + request)
-                 : invalid("seq_lens", "at most " + text(limits_.max_total_kv_tokens) + " KV tokens in all",
-                           "more, counted up to the " + text(found.value) + request);
-    case cuda::Finding::query_start:
-      return invalid("query_start", "prefix sums from 0 within the query tensor and the limits",
-                     text(found.value) + " at [" + text(found.request + found.position) + "]");
-    case cuda::Finding::visible:
-      return invalid("visible", "0 .. the request's KV tokens",
-                     text(found.value) + " for query token " + text(found.position) + request);
-    case cuda::Finding::page_list:
-      return invalid("pages", "a list with a page for every KV token that is seen",
-                     found.value < 0 ? "bounds that make no sense" + request : text(found.value) + " pages" + request);
-    case cuda::Finding::page_id:
-      return invalid("pages", "page ids within the cache",
-                     text(found.value) + " as page " + text(found.position) + request);
-    case cuda::Finding::none: break;
-  }
-  return invalid("validation", "a known finding", text(static_cast<std::int32_t>(found.finding)));
 }
 
 }  // namespace latte::backend

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "backend/plan_memory.hpp"
 #include "backend/validate.hpp"
 #include "cuda/host/cuda.hpp"
 #include "latte/backend.hpp"
@@ -24,13 +25,7 @@ class StepMemory {
   virtual ~StepMemory() = default;
 
   // Host memory for the next plan and its lengths. The step planned before must not need it any more.
-  struct Staging {
-    std::span<std::int32_t> plan_words;
-    std::int32_t* seq_lens;
-    std::int32_t* query_start;
-    std::int32_t* visible;
-  };
-  virtual Result<Staging> stage(Stream stream) = 0;
+  virtual Result<DecodeWords::Parts> stage(Stream stream) = 0;
   // The staged step is complete: bring it to where decode reads it.
   virtual Status publish(const Plan& plan, const StepLengths& lengths, Stream stream) = 0;
   virtual Status plan_on_device(const DeviceLengths& lengths, Stream stream) = 0;
@@ -50,18 +45,15 @@ class PrefillStep {
   virtual ~PrefillStep() = default;
 
   // Host memory for the next plan and its lengths. The step planned before must not need it any more.
-  struct Staging {
-    std::span<std::int32_t> plan_words;
-    std::int32_t* query_start;  // [max_requests + 1]
-    std::int32_t* kv_start;     // [max_requests + 1]
-  };
-  virtual Result<Staging> stage(Stream stream) = 0;
+  virtual Result<PrefillWords::Parts> stage(Stream stream) = 0;
   // The staged step is complete, its spans are the staged ones: bring it to where prefill reads it.
   virtual Status publish(const Plan& plan, const PrefillLengths& lengths, Stream stream) = 0;
   // Where the published step's kv_start lies, for gather_kv.
   virtual const std::int32_t* kv_start() const = 0;
   // Arguments are valid and there are rows to compute. `workspace` has prefill_workspace_bytes(), initialised.
   virtual Status run(const PrefillArgs& args, std::byte* workspace) = 0;
+  // What a validation kernel has found since this was last asked.
+  virtual Status take_finding() = 0;
 };
 
 // All that steps of one kind share.
@@ -69,6 +61,7 @@ struct PrefillSetup {
   PrefillProblem problem;
   PrefillChoice choice;
   PlanSizes sizes;
+  PrefillWords words;
 };
 
 class Impl {
@@ -84,16 +77,19 @@ class Impl {
                                       const Policy& policy) const = 0;
   virtual std::size_t workspace_bytes(const DecodeProblem& problem, const PlanConfig& config,
                                       const PlanSizes& sizes) const = 0;
-  // May throw std::bad_alloc.
-  virtual Result<std::unique_ptr<StepMemory>> make_step(const Builder& builder, const BuilderOptions& options) = 0;
+  // `words`: builder.words.count of them, for the step's lengths and plan. May throw std::bad_alloc.
+  virtual Result<std::unique_ptr<StepMemory>> make_step(const Builder& builder, const BuilderOptions& options,
+                                                        std::int32_t* words) = 0;
   virtual Status init_workspace(const Builder& builder, std::span<std::byte> workspace, Stream stream) = 0;
 
   virtual Result<PrefillChoice> choose(const PrefillProblem& problem, const Limits& limits,
                                        const Policy& policy) const = 0;
   // Of one run: partials, counters, converted tensors. Multiples of 256.
   virtual std::size_t prefill_workspace_bytes(const PrefillSetup& setup) const = 0;
-  // May throw std::bad_alloc. The setup outlives the step.
-  virtual Result<std::unique_ptr<PrefillStep>> make_prefill_step(const PrefillSetup& setup) = 0;
+  // `words`: setup.words.count of them. `validated`: not null for a step whose runs look at the pages of its context
+  // first, where the host cannot. May throw std::bad_alloc. The setup outlives the step.
+  virtual Result<std::unique_ptr<PrefillStep>> make_prefill_step(const PrefillSetup& setup, std::int32_t* words,
+                                                                 const PrefillContext* validated) = 0;
   virtual Status init_prefill_workspace(const PrefillSetup& setup, std::byte* workspace, Stream stream) = 0;
   virtual Status gather_kv(const GatherKvArgs& args) = 0;
 

@@ -17,35 +17,50 @@ constexpr std::array<std::int32_t, kMetaFields> kNoMeta{};
 
 }  // namespace
 
-Result<std::unique_ptr<Builder>> Builder::create(const Backend& backend, const KernelChoice& choice,
-                                                 const DecodeProblem& problem, const Limits& limits,
-                                                 const BuilderOptions& options) {
+Result<std::unique_ptr<Builder>> Builder::describe(const Backend& backend, const DecodeProblem& problem,
+                                                   const Limits& limits, const BuilderOptions& options) {
+  const auto choice = backend.choose(problem, limits, options.policy);
+  if (!choice.ok()) return choice.status();
   if (options.slots < 1 || options.slots > kMaxSlots)
     return invalid("options.slots", "1 .. " + text(kMaxSlots), text(options.slots));
-  const auto sizes = latte::plan_sizes(choice.plan);
+  const auto sizes = latte::plan_sizes(choice->plan);
   if (!sizes.ok()) return sizes.status();
+  auto builder = std::make_unique<Builder>();
+  builder->backend = backend;
+  builder->kernel_name = choice->kernel;
+  builder->problem = problem;
+  builder->limits = limits;
+  builder->config = choice->plan;
+  builder->sizes = *sizes;
+  builder->words = DecodeWords(choice->plan, *sizes);
+  builder->workspace_bytes = backend.impl().workspace_bytes(problem, choice->plan, *sizes);
+  builder->slot_count_ = options.slots;
+  return builder;
+}
+
+BuilderNeeds Builder::needs() const {
+  // At most 1024 slots of less than 2^34 words: far from 2^64.
+  const std::size_t plan_bytes = static_cast<std::size_t>(slot_count_) * words.count * sizeof(std::int32_t);
+  return {.plan = {.name = "decode plan", .bytes = plan_bytes, .alignment = kPlanAlignment},
+          .workspace = {.name = "decode", .bytes = workspace_bytes, .alignment = kWorkspaceAlignment}};
+}
+
+Status Builder::make_slots(const BuilderOptions& options) {
+  auto memory = PlanMemory::make(*backend, options.plan_memory, needs().plan.bytes);
+  if (!memory.ok()) return memory.status();
+  plan_memory_ = std::move(*memory);
   try {
-    auto builder = std::make_unique<Builder>();
-    builder->backend = backend;
-    builder->kernel_name = choice.kernel;
-    builder->problem = problem;
-    builder->limits = limits;
-    builder->config = choice.plan;
-    builder->sizes = *sizes;
-    builder->workspace_bytes = backend.impl().workspace_bytes(problem, choice.plan, *sizes);
-    builder->slot_count_ = options.slots;
-    builder->slots_ = std::make_unique<Slot[]>(static_cast<std::size_t>(options.slots));
-    for (std::int32_t i = 0; i < options.slots; ++i) {
-      Slot& slot = builder->slots_[static_cast<std::size_t>(i)];
-      slot.builder = builder.get();
-      auto memory = backend.impl().make_step(*builder, options);
-      if (!memory.ok()) return memory.status();
-      slot.memory = std::move(*memory);
+    slots_ = std::make_unique<Slot[]>(static_cast<std::size_t>(slot_count_));
+    for (Slot& slot : std::span(slots_.get(), static_cast<std::size_t>(slot_count_))) {
+      slot.builder = this;
+      auto step = backend->impl().make_step(*this, options, plan_memory_.take(words.count));
+      if (!step.ok()) return step.status();
+      slot.memory = std::move(*step);
     }
-    return builder;
+    return {};
   } catch (const std::bad_alloc&) {
-    return Status(Code::out_of_memory, "limits", "buffers that fit this machine's memory",
-                  text(options.slots) + " slots of " + text(sizes->words) + " plan words and their workspace");
+    return {Code::out_of_memory, "limits", "buffers that fit this machine's memory",
+            text(slot_count_) + " slots with a workspace of " + text(workspace_bytes) + " bytes"};
   }
 }
 
@@ -93,7 +108,7 @@ Result<DecodeMetadata> Builder::build(std::int32_t slot_index, const StepLengths
 
   // While the arrays change hands nobody may run them: a decode of the old step now says stale_metadata.
   const std::uint64_t before = slot.generation.exchange(0);
-  const auto plan = make_plan(config, lengths, staging->plan_words);
+  const auto plan = make_plan(config, lengths, staging->plan);
   if (!plan.ok()) {
     // make_plan refuses before it writes, so the step planned before is still whole.
     slot.generation.store(before);
@@ -180,12 +195,18 @@ std::span<const std::int32_t> DecodeMetadata::visible() const { return slot_or_e
 bool DecodeMetadata::on_device() const { return slot_or_empty(slot_).device_requests >= 0; }
 const char* DecodeMetadata::kernel() const { return slot_or_empty(slot_).builder->kernel_name.c_str(); }
 
+Result<BuilderNeeds> MetadataBuilder::needs(const Backend& backend, const DecodeProblem& problem, const Limits& limits,
+                                            const BuilderOptions& options) {
+  const auto builder = backend::Builder::describe(backend, problem, limits, options);
+  if (!builder.ok()) return builder.status();
+  return (*builder)->needs();
+}
+
 Result<MetadataBuilder> MetadataBuilder::create(const Backend& backend, const DecodeProblem& problem,
                                                 const Limits& limits, const BuilderOptions& options) {
-  const auto choice = backend.choose(problem, limits, options.policy);
-  if (!choice.ok()) return choice.status();
-  auto builder = backend::Builder::create(backend, *choice, problem, limits, options);
+  auto builder = backend::Builder::describe(backend, problem, limits, options);
   if (!builder.ok()) return builder.status();
+  LATTE_RETURN_IF_ERROR((*builder)->make_slots(options));
   return MetadataBuilder(std::move(*builder));
 }
 

@@ -113,6 +113,7 @@ class ChunkedRun {
 Status prefill(const PrefillMetadata& metadata, const PrefillArgs& args) {
   LATTE_RETURN_IF_ERROR(backend::check_current(metadata));
   const backend::PrefillSlot& slot = *metadata.slot_;
+  LATTE_RETURN_IF_ERROR(slot.builder->take_finding());
   const backend::PlannedPrefill step = slot.builder->planned_step(slot);
   LATTE_RETURN_IF_ERROR(backend::validate_prefill_args(step, args));
   if (step.query_tokens() == 0) return {};

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "backend/errors.hpp"
+#include "core/checked.hpp"
 #include "plan/layout.hpp"
 
 namespace latte::backend {
@@ -18,35 +19,48 @@ Result<PrefillSetup> make_setup(const Backend& backend, const PrefillProblem& pr
   if (!choice.ok()) return choice.status();
   const auto sizes = latte::plan_sizes(choice->plan);
   if (!sizes.ok()) return sizes.status();
-  return PrefillSetup{.problem = problem, .choice = std::move(*choice), .sizes = *sizes};
+  const PrefillWords words(choice->plan, *sizes);
+  return PrefillSetup{.problem = problem, .choice = std::move(*choice), .sizes = *sizes, .words = words};
 }
 
 }  // namespace
 
-Result<std::unique_ptr<PrefillBuilderImpl>> PrefillBuilderImpl::create(const Backend& backend,
-                                                                       const PrefillProblem& problem,
-                                                                       const Limits& limits,
-                                                                       const BuilderOptions& options) {
+Result<std::unique_ptr<PrefillBuilderImpl>> PrefillBuilderImpl::describe(const Backend& backend,
+                                                                         const PrefillProblem& problem,
+                                                                         const Limits& limits,
+                                                                         const BuilderOptions& options) {
   if (options.slots < 1 || options.slots > kMaxSlots)
     return invalid("options.slots", "1 .. " + text(kMaxSlots), text(options.slots));
+  auto builder = std::make_unique<PrefillBuilderImpl>();
+  auto direct = make_setup(backend, problem, limits, options.policy);
+  if (!direct.ok()) return direct.status();
+  builder->backend = backend;
+  builder->direct = std::move(*direct);
+  builder->problem = problem;
+  builder->limits = plan::resolve(limits);
+  builder->slot_count_ = options.slots;
+  if (problem.context) LATTE_RETURN_IF_ERROR(builder->choose_context(backend, options.policy));
+  LATTE_RETURN_IF_ERROR(builder->lay_out());
+  return builder;
+}
+
+BuilderNeeds PrefillBuilderImpl::needs() const {
+  return {.plan = {.name = "prefill plan", .bytes = plan_bytes, .alignment = kPlanAlignment},
+          .workspace = {.name = "prefill", .bytes = workspaces.bytes, .alignment = kPrefillWorkspaceAlignment}};
+}
+
+Status PrefillBuilderImpl::make_slots(const BuilderOptions& options) {
+  auto memory = PlanMemory::make(*backend, options.plan_memory, plan_bytes);
+  if (!memory.ok()) return memory.status();
+  plan_memory_ = std::move(*memory);
   try {
-    auto builder = std::make_unique<PrefillBuilderImpl>();
-    auto direct = make_setup(backend, problem, limits, options.policy);
-    if (!direct.ok()) return direct.status();
-    builder->backend = backend;
-    builder->direct = std::move(*direct);
-    builder->problem = problem;
-    builder->limits = plan::resolve(limits);
-    if (problem.context) LATTE_RETURN_IF_ERROR(builder->choose_context(backend, options.policy));
-    LATTE_RETURN_IF_ERROR(builder->lay_out());
-    builder->slot_count_ = options.slots;
-    builder->slots_ = std::make_unique<PrefillSlot[]>(static_cast<std::size_t>(options.slots));
-    for (std::int32_t i = 0; i < options.slots; ++i)
-      LATTE_RETURN_IF_ERROR(builder->make_slot(builder->slots_[static_cast<std::size_t>(i)], options));
-    return builder;
+    slots_ = std::make_unique<PrefillSlot[]>(static_cast<std::size_t>(slot_count_));
+    for (std::int32_t i = 0; i < slot_count_; ++i)
+      LATTE_RETURN_IF_ERROR(make_slot(slots_[static_cast<std::size_t>(i)], options));
+    return {};
   } catch (const std::bad_alloc&) {
-    return Status(Code::out_of_memory, "limits", "buffers that fit this machine's memory",
-                  text(options.slots) + " slots of what these limits need");
+    return {Code::out_of_memory, "limits", "buffers that fit this machine's memory",
+            text(slot_count_) + " slots of what these limits need"};
   }
 }
 
@@ -75,6 +89,15 @@ Status PrefillBuilderImpl::choose_context(const Backend& machine, const Policy& 
 }
 
 Status PrefillBuilderImpl::lay_out() {
+  // joined and chunk have no words where there is no context.
+  const auto words = static_cast<std::int64_t>(direct.words.count + joined.words.count);
+  std::int64_t bytes = 0;
+  if (!checked_mul(static_cast<std::int64_t>(chunk.words.count), context.max_chunks, bytes) ||
+      !checked_add(bytes, words, bytes) ||
+      !checked_mul(bytes, std::int64_t{slot_count_} * std::int64_t{sizeof(std::int32_t)}, bytes))
+    return {Code::out_of_limits, "context.max_total_tokens", "plans of all chunks below 2^63 bytes", "more"};
+  plan_bytes = static_cast<std::size_t>(bytes);
+
   const Impl& impl = backend->impl();
   std::vector<WorkspaceNeed> needs = {{.name = "direct", .bytes = impl.prefill_workspace_bytes(direct)}};
   if (problem.context) {
@@ -97,8 +120,9 @@ Status PrefillBuilderImpl::lay_out() {
 
 Status PrefillBuilderImpl::make_slot(PrefillSlot& slot, const BuilderOptions& options) {
   Impl& impl = backend->impl();
-  const auto make = [&](const PrefillSetup& setup, std::unique_ptr<PrefillStep>& step) -> Status {
-    auto made = impl.make_prefill_step(setup);
+  const auto make = [&](const PrefillSetup& setup, std::unique_ptr<PrefillStep>& step,
+                        const PrefillContext* validated = nullptr) -> Status {
+    auto made = impl.make_prefill_step(setup, plan_memory_.take(setup.words.count), validated);
     if (!made.ok()) return made.status();
     step = std::move(*made);
     return {};
@@ -106,13 +130,11 @@ Status PrefillBuilderImpl::make_slot(PrefillSlot& slot, const BuilderOptions& op
   slot.builder = this;
   LATTE_RETURN_IF_ERROR(make(direct, slot.direct));
   if (problem.context) {
-    LATTE_RETURN_IF_ERROR(make(joined, slot.joined));
+    // The first to run where there is context.
+    LATTE_RETURN_IF_ERROR(make(joined, slot.joined, options.validate ? &*problem.context : nullptr));
     slot.chunk_slots.resize(static_cast<std::size_t>(context.max_chunks));
     for (ChunkSlot& chunk_slot : slot.chunk_slots) LATTE_RETURN_IF_ERROR(make(chunk, chunk_slot.step));
   }
-  const auto requests = static_cast<std::size_t>(limits.max_requests);
-  slot.kv_lens = std::make_unique_for_overwrite<std::int32_t[]>(requests);
-  slot.lens = std::make_unique_for_overwrite<std::int32_t[]>(requests);
   if (!options.own_workspace || workspaces.bytes == 0) return {};
   auto memory = DeviceMemory::allocate(*backend, workspaces.bytes);
   if (!memory.ok()) return memory.status();
@@ -148,15 +170,20 @@ PlannedPrefill PrefillBuilderImpl::planned_step(const PrefillSlot& slot) const {
           .place = backend->impl().place()};
 }
 
-Result<PrefillBuilderImpl::Planned> PrefillBuilderImpl::plan_into(PrefillStep& step,
-                                                                  const PrefillStep::Staging& staging,
+Status PrefillBuilderImpl::take_finding() const {
+  if (!problem.context) return {};
+  for (std::int32_t i = 0; i < slot_count_; ++i)
+    LATTE_RETURN_IF_ERROR(slots_[static_cast<std::size_t>(i)].joined->take_finding());
+  return {};
+}
+
+Result<PrefillBuilderImpl::Planned> PrefillBuilderImpl::plan_into(PrefillStep& step, const PrefillWords::Parts& staging,
                                                                   const PrefillSetup& setup,
-                                                                  const PrefillLengths& lengths, std::int32_t* kv_lens,
-                                                                  Stream stream) const {
-  const std::size_t requests = lengths.query_start.size() - 1;
-  for (std::size_t b = 0; b < requests; ++b) kv_lens[b] = lengths.kv_start[b + 1] - lengths.kv_start[b];
-  const auto plan = make_plan(setup.choice.plan, {.seq_lens = {kv_lens, requests}, .query_start = lengths.query_start},
-                              staging.plan_words);
+                                                                  const PrefillLengths& lengths, Stream stream) const {
+  const std::span<std::int32_t> kv_lens(staging.kv_lens, lengths.query_start.size() - 1);
+  for (std::size_t b = 0; b < kv_lens.size(); ++b) kv_lens[b] = lengths.kv_start[b + 1] - lengths.kv_start[b];
+  const auto plan =
+      make_plan(setup.choice.plan, {.seq_lens = kv_lens, .query_start = lengths.query_start}, staging.plan);
   if (!plan.ok()) return plan.status();
   const auto keep = [](std::span<const std::int32_t> values, std::int32_t* to) {
     if (values.data() != to) std::copy(values.begin(), values.end(), to);
@@ -164,7 +191,8 @@ Result<PrefillBuilderImpl::Planned> PrefillBuilderImpl::plan_into(PrefillStep& s
   };
   const Planned planned{.plan = *plan,
                         .lengths = {.query_start = keep(lengths.query_start, staging.query_start),
-                                    .kv_start = keep(lengths.kv_start, staging.kv_start)}};
+                                    .kv_start = keep(lengths.kv_start, staging.kv_start),
+                                    .context_lens = keep(lengths.context_lens, staging.context_lens)}};
   LATTE_RETURN_IF_ERROR(step.publish(planned.plan, planned.lengths, stream));
   return planned;
 }
@@ -178,8 +206,8 @@ Status PrefillBuilderImpl::build_chunks(PrefillSlot& slot, Stream stream) const 
     if (!staging.ok()) return staging.status();
     const std::span<std::int32_t> starts(staging->kv_start, slot.context_lens.size() + 1);
     chunk_starts(slot.context_lens, begin, end, starts);
-    const auto planned = plan_into(*chunk_slot.step, *staging, chunk,
-                                   {.query_start = slot.query_start, .kv_start = starts}, slot.kv_lens.get(), stream);
+    const auto planned =
+        plan_into(*chunk_slot.step, *staging, chunk, {.query_start = slot.query_start, .kv_start = starts}, stream);
     if (!planned.ok()) return planned.status();
     chunk_slot.plan = planned->plan;
     chunk_slot.begin = begin;
@@ -197,6 +225,7 @@ Result<PrefillMetadata> PrefillBuilderImpl::build(std::int32_t slot_index, const
   const PrefillContext* bounds = problem.context ? &*problem.context : nullptr;
   // Everything that lengths can be refused for is refused here, while the step planned before is still whole.
   LATTE_RETURN_IF_ERROR(validate_lengths(lengths, limits, problem.heads, bounds));
+  LATTE_RETURN_IF_ERROR(take_finding());
   PrefillSlot& slot = slots_[static_cast<std::size_t>(slot_index)];
   const bool has_context = std::any_of(lengths.context_lens.begin(), lengths.context_lens.end(),
                                        [](std::int32_t tokens) { return tokens > 0; });
@@ -207,13 +236,12 @@ Result<PrefillMetadata> PrefillBuilderImpl::build(std::int32_t slot_index, const
   // While the arrays change hands nobody may run them: a prefill of the old step now says stale_metadata.
   slot.generation.store(0);
   slot.chunks = 0;
-  std::copy(lengths.context_lens.begin(), lengths.context_lens.end(), slot.lens.get());
-  slot.context_lens = {slot.lens.get(), lengths.context_lens.size()};
-  const auto planned = plan_into(first, *staging, has_context ? joined : direct, lengths, slot.kv_lens.get(), stream);
+  const auto planned = plan_into(first, *staging, has_context ? joined : direct, lengths, stream);
   if (!planned.ok()) return planned.status();
   slot.plan = planned->plan;
   slot.query_start = planned->lengths.query_start;
   slot.kv_start = planned->lengths.kv_start;
+  slot.context_lens = planned->lengths.context_lens;
   if (has_context) LATTE_RETURN_IF_ERROR(build_chunks(slot, stream));
   slot.generation.store(++slot.builds);
   return metadata_of(&slot, slot.builds);

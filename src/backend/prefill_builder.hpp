@@ -36,8 +36,6 @@ struct PrefillSlot {
   std::uint64_t builds = 0;
   std::unique_ptr<PrefillStep> direct, joined;  // joined: only with context
   std::vector<ChunkSlot> chunk_slots;           // as many as a step can have
-  std::unique_ptr<std::int32_t[]> kv_lens;      // of the plan being made
-  std::unique_ptr<std::int32_t[]> lens;         // context_lens at their largest
   DeviceMemory workspace;                       // empty when the caller brings one
   // Of the last build.
   Plan plan;
@@ -47,8 +45,11 @@ struct PrefillSlot {
 
 class PrefillBuilderImpl {
  public:
-  static Result<std::unique_ptr<PrefillBuilderImpl>> create(const Backend& backend, const PrefillProblem& problem,
-                                                            const Limits& limits, const BuilderOptions& options);
+  // All that follows from the arguments; there are no slots yet.
+  static Result<std::unique_ptr<PrefillBuilderImpl>> describe(const Backend& backend, const PrefillProblem& problem,
+                                                              const Limits& limits, const BuilderOptions& options);
+  Status make_slots(const BuilderOptions& options);
+  BuilderNeeds needs() const;
 
   Result<PrefillMetadata> build(std::int32_t slot_index, const PrefillLengths& lengths, Stream stream);
   Status init_workspace(std::byte* workspace, Stream stream) const;
@@ -58,6 +59,8 @@ class PrefillBuilderImpl {
   static PrefillMetadata metadata_of(PrefillSlot* slot, std::uint64_t generation);
 
   PlannedPrefill planned_step(const PrefillSlot& slot) const;
+  // What validation kernels have found in any slot since this was last asked.
+  Status take_finding() const;
 
   std::optional<Backend> backend;  // outlives the slots; none only in the builder that stands for no builder
   PrefillProblem problem;          // with the context's defaults filled in
@@ -72,6 +75,7 @@ class PrefillBuilderImpl {
     std::array<std::size_t, kContextNeeds> parts{};
     std::size_t bytes = 0;
   } workspaces;
+  std::size_t plan_bytes = 0;  // of all slots
 
  private:
   Status choose_context(const Backend& machine, const Policy& policy);
@@ -82,10 +86,11 @@ class PrefillBuilderImpl {
     PrefillLengths lengths;  // as the step keeps them
   };
   // Plans into what step.stage() returned.
-  Result<Planned> plan_into(PrefillStep& step, const PrefillStep::Staging& staging, const PrefillSetup& setup,
-                            const PrefillLengths& lengths, std::int32_t* kv_lens, Stream stream) const;
+  Result<Planned> plan_into(PrefillStep& step, const PrefillWords::Parts& staging, const PrefillSetup& setup,
+                            const PrefillLengths& lengths, Stream stream) const;
   Status build_chunks(PrefillSlot& slot, Stream stream) const;
 
+  PlanMemory plan_memory_;
   std::unique_ptr<PrefillSlot[]> slots_;
   std::int32_t slot_count_ = 0;
 };

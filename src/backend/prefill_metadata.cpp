@@ -47,10 +47,18 @@ const char* PrefillMetadata::kernel() const {
 }
 PrefillMath PrefillMetadata::math() const { return (slot_ ? *slot_->builder : empty_builder()).direct.choice.math; }
 
+Result<BuilderNeeds> PrefillBuilder::needs(const Backend& backend, const PrefillProblem& problem, const Limits& limits,
+                                           const BuilderOptions& options) {
+  const auto builder = backend::PrefillBuilderImpl::describe(backend, problem, limits, options);
+  if (!builder.ok()) return builder.status();
+  return (*builder)->needs();
+}
+
 Result<PrefillBuilder> PrefillBuilder::create(const Backend& backend, const PrefillProblem& problem,
                                               const Limits& limits, const BuilderOptions& options) {
-  auto builder = backend::PrefillBuilderImpl::create(backend, problem, limits, options);
+  auto builder = backend::PrefillBuilderImpl::describe(backend, problem, limits, options);
   if (!builder.ok()) return builder.status();
+  LATTE_RETURN_IF_ERROR((*builder)->make_slots(options));
   return PrefillBuilder(std::move(*builder));
 }
 

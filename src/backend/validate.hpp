@@ -78,7 +78,7 @@ Status validate_cache(const DecodeProblem& problem, const ConstTensorView& cache
 Status validate_kv_scale(KvFormat format, float value, const float* at, Place place);
 Status validate_scales(const PlannedStep& step, const DecodeArgs& args);
 Status validate_workspace(std::span<std::byte> workspace, std::size_t bytes,
-                          std::size_t alignment = kWorkspaceAlignment);
+                          std::size_t alignment = kWorkspaceAlignment, const char* field = "workspace");
 Status validate_scale(const char* field, float value);
 
 // A planned prefill step, as far as the arguments of prefill() must fit it.

@@ -25,11 +25,11 @@ Status validate_scale(const char* field, float value) {
   return invalid(field, "a finite number > 0", text(value));
 }
 
-Status validate_workspace(std::span<std::byte> workspace, std::size_t bytes, std::size_t alignment) {
-  if (workspace.data() == nullptr) return missing("workspace", "a pointer", "null");
-  if (workspace.size() < bytes) return invalid("workspace", ">= " + text(bytes) + " bytes", text(workspace.size()));
+Status validate_workspace(std::span<std::byte> workspace, std::size_t bytes, std::size_t alignment, const char* field) {
+  if (workspace.data() == nullptr) return missing(field, "a pointer", "null");
+  if (workspace.size() < bytes) return invalid(field, ">= " + text(bytes) + " bytes", text(workspace.size()));
   if (reinterpret_cast<std::uintptr_t>(workspace.data()) % alignment != 0)
-    return invalid("workspace", "an address that is a multiple of " + text(alignment), "a misaligned one");
+    return invalid(field, "an address that is a multiple of " + text(alignment), "a misaligned one");
   return {};
 }
 

@@ -585,6 +585,7 @@ static const named_test kTests[] = {
     {"prefill_context", prefill_context},
     {"prefill_versions_and_nulls", prefill_versions_and_nulls},
     {"workspace_slices", workspace_slices},
+    {"plans_in_a_workspace", plans_in_a_workspace},
 };
 
 int main(int argc, char** argv) {

@@ -15,5 +15,6 @@ void prefill_numbers(void);
 void prefill_context(void);
 void prefill_versions_and_nulls(void);
 void workspace_slices(void);
+void plans_in_a_workspace(void);
 
 #endif

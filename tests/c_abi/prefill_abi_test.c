@@ -1,4 +1,4 @@
-/* Prefill, gather_kv and the workspace manager from plain C. */
+/* Prefill, gather_kv and the workspace manager, planning included, from plain C. */
 #include <math.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -379,4 +379,72 @@ void workspace_slices(void) {
   CHECK_CODE(LATTE_MISSING_ARGUMENT, latte_workspace_create(NULL, needs, 1, 0, &workspace, NULL));
   CHECK_CODE(LATTE_MISSING_ARGUMENT, latte_workspace_create(backend, needs, 1, 0, NULL, NULL));
   CHECK_CODE(LATTE_OK, latte_backend_close(backend, NULL));
+}
+
+/* Planning and prefill from one workspace. */
+void plans_in_a_workspace(void) {
+  prompt p;
+  latte_prefill_args args;
+  latte_prefill_context context = prompt_context();
+  latte_prefill_problem problem = prompt_problem(&context);
+  latte_problem decode_problem = LATTE_PROBLEM_INIT;
+  latte_limits limits = prompt_limits();
+  latte_builder_options options = LATTE_BUILDER_OPTIONS_INIT;
+  latte_workspace_need needs[2], decode_needs[2];
+  latte_workspace* workspace = NULL;
+  latte_workspace_slice plan = LATTE_WORKSPACE_SLICE_INIT, scratch = LATTE_WORKSPACE_SLICE_INIT;
+  latte_plan made = LATTE_PLAN_INIT;
+  latte_error error = LATTE_ERROR_INIT;
+  const char* first;
+  if (!setup(&p, 1)) return;
+  CHECK_CODE(LATTE_OK, latte_prefill_builder_destroy(p.builder, NULL));
+  p.builder = NULL;
+  options.own_workspace = 0;
+  CHECK_CODE(LATTE_OK, latte_prefill_builder_needs(p.backend, &problem, &limits, &options, &needs[0], &needs[1], NULL));
+  CHECK(needs[0].bytes > 0 && needs[0].alignment == 256 && strcmp(needs[0].name, "prefill plan") == 0);
+  CHECK_CODE(LATTE_OK, latte_workspace_create(p.backend, needs, 2, LATTE_CHECKS_ON, &workspace, NULL));
+  CHECK_CODE(LATTE_OK, latte_workspace_take(workspace, 0, &plan, NULL));
+  CHECK_CODE(LATTE_OK, latte_workspace_take(workspace, 1, &scratch, NULL));
+  options.plan_memory = plan.data;
+  options.plan_memory_bytes = plan.bytes - 1;
+  CHECK_CODE(LATTE_INVALID_ARGUMENT,
+             latte_prefill_builder_create(p.backend, &problem, &limits, &options, &p.builder, &error));
+  CHECK(strcmp(error.field, "options.plan_memory") == 0 && p.builder == NULL);
+  options.plan_memory_bytes = plan.bytes;
+  if (CHECK_CODE(LATTE_OK, latte_prefill_builder_create(p.backend, &problem, &limits, &options, &p.builder, NULL))) {
+    CHECK_CODE(LATTE_OK, build_prompt(&p, 1));
+    CHECK_CODE(LATTE_OK, latte_prefill_metadata_plan(&p.metadata, 0, &made, NULL));
+    first = (const char*)made.work_meta_data;
+    CHECK(first >= (const char*)plan.data && first < (const char*)plan.data + plan.bytes);
+    args = prompt_args(&p, 1);
+    args.workspace = scratch.data;
+    args.workspace_bytes = scratch.bytes;
+    CHECK_CODE(LATTE_OK, latte_prefill(&p.metadata, &args, NULL));
+    check_rows(&p, kOld);
+    CHECK_CODE(LATTE_OK, latte_workspace_check(workspace, NULL));
+    CHECK_CODE(LATTE_OK, latte_prefill_builder_destroy(p.builder, NULL));
+    p.builder = NULL;
+  }
+  /* A caller from before plan_memory: what lies behind its struct is nobody's business. */
+  options.size = offsetof(latte_builder_options, plan_memory);
+  options.plan_memory_bytes = 1;
+  options.own_workspace = 1;
+  CHECK_CODE(LATTE_OK, latte_prefill_builder_create(p.backend, &problem, &limits, &options, &p.builder, NULL));
+
+  CHECK_CODE(LATTE_MISSING_ARGUMENT,
+             latte_prefill_builder_needs(NULL, &problem, &limits, NULL, &needs[0], &needs[1], NULL));
+  CHECK_CODE(LATTE_MISSING_ARGUMENT,
+             latte_prefill_builder_needs(p.backend, NULL, &limits, NULL, &needs[0], &needs[1], NULL));
+  CHECK_CODE(LATTE_MISSING_ARGUMENT,
+             latte_prefill_builder_needs(p.backend, &problem, &limits, NULL, NULL, &needs[1], NULL));
+  decode_problem.heads = kHeads;
+  CHECK_CODE(LATTE_OK,
+             latte_builder_needs(p.backend, &decode_problem, &limits, NULL, &decode_needs[0], &decode_needs[1], NULL));
+  CHECK(decode_needs[0].bytes > 0 && decode_needs[1].bytes > 0 && strcmp(decode_needs[0].name, "decode plan") == 0);
+  CHECK_CODE(LATTE_MISSING_ARGUMENT,
+             latte_builder_needs(p.backend, &decode_problem, NULL, NULL, &decode_needs[0], &decode_needs[1], NULL));
+  CHECK_CODE(LATTE_MISSING_ARGUMENT,
+             latte_builder_needs(p.backend, &decode_problem, &limits, NULL, &decode_needs[0], NULL, NULL));
+  CHECK_CODE(LATTE_OK, latte_workspace_destroy(workspace, NULL));
+  teardown(&p);
 }

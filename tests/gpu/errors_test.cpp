@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/gpu/prefill_support.hpp"
 #include "tests/gpu/support.hpp"
 
 namespace latte::testkit {
@@ -142,6 +143,13 @@ TEST_F(GpuErrors, AWorkspaceOfTheCallersServesOnceItIsInitialised) {
   }
 }
 
+// Where `pages`, on the host or on the device, have a page of request 1; `host` knows where lists begin.
+std::int32_t* entry_of_request_1(const PageTable& host, const PageTable& pages, std::int64_t page) {
+  return const_cast<std::int32_t*>(pages.block_table != nullptr
+                                       ? pages.block_table + pages.block_table_stride + page
+                                       : pages.page_indices.data() + host.page_indptr[1] + page);
+}
+
 // A step whose page table or lengths are spoilt on the device, where the host cannot see it.
 TEST_F(GpuValidation, ReportsRequestAndPosition) {
   for (PageForm form : {PageForm::block_table, PageForm::csr}) {
@@ -151,13 +159,9 @@ TEST_F(GpuValidation, ReportsRequestAndPosition) {
     ASSERT_TRUE(succeeded(step->run(backend(), stream()))) << "a sound step has no findings";
     const auto expected = step->batch.result_bits();
 
-    // Page 3 of request 1.
     const DecodeArgs host = step->batch.args(), args = step->args(stream());
-    const bool table = form == PageForm::block_table;
-    const std::int64_t entry = table ? host.pages.block_table_stride + 3 : host.pages.page_indptr[1] + 3;
-    const std::int32_t* host_entry = (table ? host.pages.block_table : host.pages.page_indices.data()) + entry;
-    auto* entry_on_device =
-        const_cast<std::int32_t*>((table ? args.pages.block_table : args.pages.page_indices.data()) + entry);
+    const std::int32_t* host_entry = entry_of_request_1(host.pages, host.pages, 3);
+    std::int32_t* entry_on_device = entry_of_request_1(host.pages, args.pages, 3);
     for (std::int32_t wild : {-7, 1 << 30}) {
       ASSERT_TRUE(succeeded(copy_to_device(backend(), entry_on_device, &wild, sizeof wild)));
       const auto metadata = step->builder.build(0, step->batch.lengths(), stream()).value();
@@ -179,6 +183,129 @@ TEST_F(GpuValidation, ReportsRequestAndPosition) {
     ASSERT_TRUE(succeeded(step->run(backend(), stream())));
     EXPECT_EQ(step->batch.result_bits(), expected);
   }
+}
+
+// A prefill's context: the pages that its chunks follow, also those of a request that has no query.
+class GpuContextValidation : public OnGpu {
+ protected:
+  static PrefillCase context_case(PageForm form) {
+    PrefillCase c = gpu_prefill({{40, 40, 350}, {0, 5, 200}, {1, 1, 701}}, 3);
+    c.latent = 512;
+    c.rope = 64;
+    c.page_size = 64;
+    c.page_form = form;
+    return c;
+  }
+  // For chunks whose keys and values nobody will look at.
+  PrefillArgs careless_args(const DevicePrefillStep& step) const {
+    PrefillArgs args = step.args(stream());
+    args.expand = [](void*, const ContextChunk&) { return Status(); };
+    return args;
+  }
+  // One whole prefill of a sound step, compared with the oracle.
+  ::testing::AssertionResult runs(DevicePrefillStep& step) const {
+    ContextExpander expander(backend(), step.batch());
+    PrefillArgs args = step.args(stream());
+    expander.attach(args);
+    if (Status status = step.poison(); !status) return succeeded(status);
+    const auto metadata = step.builder.build(0, step.batch().lengths(), stream());
+    if (!metadata) return succeeded(metadata.status());
+    if (Status status = prefill(*metadata, args); !status) return succeeded(status);
+    if (Status status = backend().synchronize(stream()); !status) return succeeded(status);
+    if (Status status = step.device.download_outputs(step.batch()); !status) return succeeded(status);
+    const Comparison result = compare_prefill(step.prepared, step.builder.math(), expander.expanded());
+    return result.ok ? ::testing::AssertionSuccess() : ::testing::AssertionFailure() << result.message;
+  }
+  Status write(std::int32_t* on_device, std::int32_t value) const {
+    return copy_to_device(backend(), on_device, &value, sizeof value);
+  }
+  // Waits, but not through synchronize(), which would take a finding.
+  Status wait(const std::int32_t* on_device) const {
+    std::int32_t ignored = 0;
+    return copy_to_host(backend(), &ignored, on_device, sizeof ignored, stream());
+  }
+};
+
+TEST_F(GpuContextValidation, ReportsRequestAndPosition) {
+  for (PageForm form : {PageForm::block_table, PageForm::csr}) {
+    auto step = DevicePrefillStep::make(backend(), context_case(form), {.slots = 2, .validate = true});
+    ASSERT_TRUE(runs(*step)) << "a sound step has no findings";
+    const auto expected = step->batch().result_bits();
+    const PageTable host = step->batch().args().pages;
+    const PrefillArgs args = careless_args(*step);
+    std::int32_t* entry = entry_of_request_1(host, args.pages, 2);
+    for (std::int32_t wild : {-7, 1 << 30}) {
+      const std::string got = std::to_string(wild) + " as page 2 of request 1";
+      ASSERT_TRUE(succeeded(write(entry, wild)));
+      const auto metadata = step->builder.build(1, step->batch().lengths(), stream());
+      ASSERT_TRUE(succeeded(metadata.status()));
+      ASSERT_TRUE(succeeded(prefill(*metadata, args))) << "the finding comes later";
+      const Status found = backend().synchronize(stream());
+      EXPECT_EQ(found.code(), Code::invalid_argument) << found.message();
+      EXPECT_EQ(found.field(), "pages");
+      EXPECT_NE(found.got().find(got), std::string::npos) << found.got();
+      EXPECT_TRUE(succeeded(backend().synchronize(stream()))) << "told once";
+
+      ASSERT_TRUE(succeeded(prefill(*metadata, args)));
+      ASSERT_TRUE(succeeded(wait(entry)));
+      EXPECT_EQ(prefill(*metadata, args).field(), "pages") << "the next call tells it too";
+      ASSERT_TRUE(succeeded(prefill(*metadata, args)));
+      ASSERT_TRUE(succeeded(wait(entry)));
+      const Status of_slot_1 = step->builder.build(0, step->batch().lengths(), stream()).status();
+      EXPECT_EQ(of_slot_1.field(), "pages") << "and so does a build into another slot";
+      EXPECT_NE(of_slot_1.got().find(got), std::string::npos) << of_slot_1.got();
+    }
+    // Restored, and found to be sound again.
+    ASSERT_TRUE(succeeded(write(entry, *entry_of_request_1(host, host, 2))));
+    EXPECT_TRUE(runs(*step));
+    EXPECT_EQ(step->batch().result_bits(), expected);
+  }
+}
+
+TEST_F(GpuContextValidation, FindsListsThatAreTooShortOrMakeNoSense) {
+  auto step = DevicePrefillStep::make(backend(), context_case(PageForm::csr), {.validate = true});
+  const PageTable host = step->batch().args().pages;
+  const PrefillArgs args = careless_args(*step);
+  auto* end_of_request_1 = const_cast<std::int32_t*>(args.pages.page_indptr.data() + 2);
+  const struct {
+    std::int32_t end;
+    const char* got;
+  } cases[] = {{host.page_indptr[1] + 1, "1 pages of request 1"},
+               {host.page_indptr[1] - 1, "bounds that make no sense of request 1"},
+               {std::numeric_limits<std::int32_t>::max(), "bounds that make no sense of request 1"}};
+  for (const auto& broken : cases) {
+    ASSERT_TRUE(succeeded(write(end_of_request_1, broken.end)));
+    const auto metadata = step->builder.build(0, step->batch().lengths(), stream());
+    ASSERT_TRUE(succeeded(metadata.status()));
+    ASSERT_TRUE(succeeded(prefill(*metadata, args)));
+    const Status found = backend().synchronize(stream());
+    EXPECT_EQ(found.field(), "pages") << found.message();
+    EXPECT_EQ(found.got(), broken.got);
+  }
+  // A step without context looks at no pages.
+  PrefillLengths lengths = step->batch().lengths();
+  lengths.context_lens = {};
+  const auto metadata = step->builder.build(0, lengths, stream());
+  ASSERT_TRUE(succeeded(metadata.status()));
+  EXPECT_TRUE(succeeded(prefill(*metadata, args)));
+  EXPECT_TRUE(succeeded(backend().synchronize(stream())));
+}
+
+// Without validation wild ids must not reach outside the cache either: the run ends without a fault.
+TEST_F(GpuContextValidation, WildPagesDoNoHarmWithoutIt) {
+  auto step = DevicePrefillStep::make(backend(), context_case(PageForm::block_table));
+  const PageTable host = step->batch().args().pages;
+  const PrefillArgs args = careless_args(*step);
+  std::int32_t* entry = entry_of_request_1(host, args.pages, 0);
+  for (std::int32_t wild : {-7, 1 << 30}) {
+    ASSERT_TRUE(succeeded(write(entry, wild)));
+    const auto metadata = step->builder.build(0, step->batch().lengths(), stream());
+    ASSERT_TRUE(succeeded(metadata.status()));
+    ASSERT_TRUE(succeeded(prefill(*metadata, args)));
+    EXPECT_TRUE(succeeded(backend().synchronize(stream())));
+  }
+  ASSERT_TRUE(succeeded(write(entry, *entry_of_request_1(host, host, 0))));
+  EXPECT_TRUE(runs(*step)) << "and the next step is sound";
 }
 
 TEST_F(GpuValidation, LooksAtLengthsThatOnlyTheDeviceKnows) {

@@ -101,6 +101,56 @@ TEST_F(GpuGraph, OfDecodeAloneFollowsWhatIsBuiltIntoItsSlot) {
   }
 }
 
+// Plans of two slots and partials in one workspace, which held garbage before.
+TEST_F(GpuGraph, HoldsPlansThatLieInAWorkspace) {
+  auto step = DeviceStep::make(backend(), gpu_case({{1, 3000}, {2, 90}, {1, 700}}, 16));
+  ASSERT_TRUE(succeeded(step->run(backend(), stream())));
+  const auto expected = step->batch.result_bits();
+
+  const DecodeCase& c = step->batch.description();
+  BuilderOptions options{.slots = 2, .own_workspace = false};
+  const BuilderNeeds needs = MetadataBuilder::needs(backend(), c.problem(), c.limits(), options).value();
+  const WorkspaceNeed both[] = {needs.plan, needs.workspace};
+  Workspace workspace = Workspace::create(backend(), both, {.checks = WorkspaceChecks::on}).value();
+  const WorkspaceSlice plan = workspace.take(0).value(), scratch = workspace.take(1).value();
+  for (const WorkspaceSlice& slice : {plan, scratch}) {
+    const std::vector<std::byte> garbage(slice.bytes.size(), std::byte{0xee});
+    ASSERT_TRUE(succeeded(copy_to_device(backend(), slice.bytes.data(), garbage.data(), garbage.size(), stream())));
+  }
+  for (const auto& wrong :
+       {plan.bytes.first(plan.bytes.size() - 1), std::span(plan.bytes.data() + 64, plan.bytes.size())}) {
+    options.plan_memory = wrong;
+    EXPECT_EQ(MetadataBuilder::create(backend(), c.problem(), c.limits(), options).status().field(),
+              "options.plan_memory");
+  }
+  options.plan_memory = plan.bytes;
+  auto builder = MetadataBuilder::create(backend(), c.problem(), c.limits(), options).value();
+  ASSERT_TRUE(succeeded(builder.init_workspace(scratch.bytes, stream())));
+  DecodeArgs args = step->args(stream());
+  args.workspace = scratch.bytes;
+  const auto result_of = [&](const auto& queue) -> Status {
+    step->batch.poison_outputs();
+    if (Status status = step->device.upload_outputs(step->batch); !status) return status;
+    if (Status status = queue(); !status) return status;
+    if (Status status = backend().synchronize(stream()); !status) return status;
+    return step->device.download_outputs(step->batch);
+  };
+  const Result<Graph> graph = Graph::capture(backend(), stream(), [&]() -> Status {
+    const auto metadata = builder.build_on_device(1, step->device.lengths(), stream());
+    return metadata ? decode(*metadata, args) : metadata.status();
+  });
+  ASSERT_TRUE(succeeded(graph.status()));
+  MetadataBuilder moved = std::move(builder);
+  for (int round = 0; round < 3; ++round) {
+    ASSERT_TRUE(succeeded(result_of([&] { return graph->launch(stream()); })));
+    EXPECT_EQ(step->batch.result_bits(), expected);
+    const auto uploaded = moved.build(0, step->batch.lengths(), stream());
+    ASSERT_TRUE(succeeded(uploaded.status()));
+    ASSERT_TRUE(succeeded(result_of([&] { return decode(*uploaded, args); })));
+    EXPECT_EQ(step->batch.result_bits(), expected);
+  }
+}
+
 TEST_F(GpuGraph, HostPlansAreRefusedWhileTheStreamIsCaptured) {
   auto step = DeviceStep::make(backend(), gpu_case({{1, 64}}, 16));
   const Result<Graph> graph = Graph::capture(

@@ -116,17 +116,23 @@ TEST_F(GpuPrefillFp8, TakesTheWholeRangeOfTheFormat) {
 
 class GpuPrefillContext : public OnGpu {};
 
+PrefillCase context_case(std::vector<PrefillRequest> requests) {
+  PrefillCase c = gpu_prefill(std::move(requests), 3);
+  c.latent = 512;
+  c.rope = 64;
+  c.page_size = 64;
+  return c;
+}
+
 // The hook copies each chunk to the host, expands it there and copies keys and values back.
 TEST_F(GpuPrefillContext, InChunksAgreesWithTheOracle) {
   for (KvFormat format : {KvFormat::bf16, KvFormat::f16, KvFormat::fp8_e4m3, KvFormat::fp8_ds_mla})
     for (Dtype dtype : {Dtype::bf16, Dtype::f16, Dtype::fp8_e4m3}) {
       PrefillCase c =
-          gpu_prefill({{40, 40, 350}, {33, 20, 0}, {1, 1, 701}, {0, 5, 9}, {65, 65, 1}, {3, 0, 17}, {30, 50, 264}}, 3);
+          context_case({{40, 40, 350}, {33, 20, 0}, {1, 1, 701}, {0, 5, 9}, {65, 65, 1}, {3, 0, 17}, {30, 50, 264}});
       c.dtype = dtype;
       c.out_dtype = dtype == Dtype::f16 ? Dtype::f16 : Dtype::bf16;
       c.kv_format = format;
-      c.latent = 512;
-      c.rope = 64;
       c.page_size = dtype == Dtype::bf16 ? 64 : 7;
       c.page_form = dtype == Dtype::f16 ? PageForm::csr : PageForm::block_table;
       if (const Support support = backend().supports(c.problem()); !support.ok) {
@@ -144,6 +150,23 @@ TEST_F(GpuPrefillContext, InChunksAgreesWithTheOracle) {
         chunks_before = report->chunks;
       }
     }
+}
+
+// The plans of the new tokens and of every chunk.
+TEST_F(GpuPrefillContext, PlansMayLieInTheCallersMemory) {
+  PrefillCase c = context_case({{40, 40, 350}, {33, 20, 0}, {1, 1, 701}});
+  c.context_workspace_bytes = workspace_for_chunks(backend(), c, 1).value();
+  BuilderOptions options{.slots = 2};
+  const BuilderNeeds needs = PrefillBuilder::needs(backend(), c.problem(), c.limits(), options).value();
+  const auto memory = DeviceMemory::allocate(backend(), needs.plan.bytes).value();
+  const std::vector<std::byte> garbage(memory.size(), std::byte{0xee});
+  ASSERT_TRUE(succeeded(copy_to_device(backend(), memory.data(), garbage.data(), garbage.size())));
+  options.plan_memory = {memory.data(), memory.size()};
+  PreparedPrefill prepared(c);
+  const auto report = run_case(backend(), prepared, options);
+  ASSERT_TRUE(succeeded(report.status()));
+  EXPECT_TRUE(report->ok()) << report->message();
+  EXPECT_GT(report->chunks, 1);
 }
 
 }  // namespace

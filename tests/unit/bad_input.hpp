@@ -86,6 +86,8 @@ inline latte_builder_options to_c(const BuilderOptions& options) {
   out.slots = options.slots;
   out.own_workspace = options.own_workspace ? 1 : 0;
   out.validate = options.validate ? 1 : 0;
+  out.plan_memory = options.plan_memory.data();
+  out.plan_memory_bytes = options.plan_memory.size();
   return out;
 }
 
@@ -207,6 +209,9 @@ struct Step {
     return std::memcmp(values.data(), poison.data(), values.size() * sizeof(float)) == 0;
   }
 };
+
+// Too small for any plan, but for what is said about it.
+alignas(256) inline std::byte plan_memory[256];
 
 template <class... Parts>
 struct Case {

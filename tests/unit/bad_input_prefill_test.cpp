@@ -250,6 +250,34 @@ TEST_F(BadPrefill, StridesThatNoCopyEngineWalksAreRefusedForADevice) {
   EXPECT_TRUE(status.ok()) << status.message();
 }
 
+// With `validate` or without: on the host every page of the context is looked at, also of requests without a query.
+TEST_F(BadPrefill, WildPagesOfAContextAreToldWithRequestAndPosition) {
+  case_.query_start = {0, 2, 2};
+  case_.context_lens = {5, 7};
+  case_.page_indptr = {0, 2, 4};
+  for (bool validate : {false, true})
+    for (std::int32_t wild : {-7, 1 << 30}) {
+      case_.block_table = case_.page_indices = {0, 1, 2, wild};
+      auto builder = PrefillBuilder::create(backend_, case_.problem, case_.limits, {.validate = validate}).value();
+      const PrefillMetadata metadata = builder.build(0, case_.lengths()).value();
+      const std::string got = std::to_string(wild) + " as page 1 of request 1";
+      PrefillArgs args = case_.args();
+      const Status table = prefill(metadata, args);
+      expect_error(answer(table), invalid_argument, "pages.block_table");
+      EXPECT_EQ(table.got(), got);
+      case_.use_page_lists(args);
+      const Status lists = prefill(metadata, args);
+      expect_error(answer(lists), invalid_argument, "pages.page_indices");
+      EXPECT_EQ(lists.got(), got);
+      EXPECT_TRUE(case_.untouched());
+      EXPECT_EQ(case_.expanded, 0);
+      case_.page_indices[3] = 3;
+      EXPECT_TRUE(prefill(metadata, args).ok());
+      case_.poison();
+      case_.expanded = 0;
+    }
+}
+
 TEST_F(BadPrefill, WhatExpandSaysEndsTheCall) {
   case_.expand_fails = true;
   expect_error(answer(prefill(metadata_, case_.args())), internal, "weights");

@@ -98,7 +98,7 @@ struct ValidationReport {
   std::int32_t value = 0;  // what was found there
 };
 struct ValidateCall {
-  LengthsView lengths;
+  LengthsView lengths;  // query_start null: there are no queries to look at, and every token is read
   CacheView kv;
   Limits limits;  // resolved
   std::int32_t requests = 0;

@@ -33,9 +33,10 @@ __device__ Pages pages_of(const CacheView& kv, std::int32_t request) {
 
 __device__ Finding check_lengths(const ValidateCall& call, std::int32_t request, std::int32_t& position) {
   const std::int32_t seq_len = call.lengths.seq_lens[request];
-  const std::int64_t begin = call.lengths.query_start[request], end = call.lengths.query_start[request + 1];
   position = 0;
   if (seq_len < 0 || seq_len > call.limits.max_kv_tokens) return Finding::seq_len;
+  if (call.lengths.query_start == nullptr) return Finding::none;
+  const std::int64_t begin = call.lengths.query_start[request], end = call.lengths.query_start[request + 1];
   if (begin < 0 || (request == 0 && begin != 0)) return Finding::query_start;
   position = 1;
   if (end < begin || end - begin > call.limits.max_query_tokens || end > call.query_tokens ||
@@ -44,28 +45,31 @@ __device__ Finding check_lengths(const ValidateCall& call, std::int32_t request,
   return Finding::none;
 }
 
+// Of a request whose lengths are sound, the first so many tokens that some query sees. `first` gets the lane's finding.
+__device__ std::int32_t seen_tokens(const ValidateCall& call, std::int32_t request, std::int32_t lane, Key& first) {
+  const std::int32_t seq_len = call.lengths.seq_lens[request];
+  if (call.lengths.query_start == nullptr) return seq_len;
+  const std::int32_t begin = call.lengths.query_start[request], end = call.lengths.query_start[request + 1];
+  if (begin == end) return 0;
+  if (call.lengths.visible == nullptr) return seq_len;
+  std::int32_t seen = 0;
+  for (std::int32_t token = begin + lane; token < end; token += kLanes) {
+    const std::int32_t visible = call.lengths.visible[token];
+    if (visible < 0 || visible > seq_len)
+      first = min(first, key_of(request, Finding::visible, token - begin));
+    else
+      seen = max(seen, visible);
+  }
+  return __reduce_max_sync(kAll, seen);
+}
+
 // The whole warp looks at one request and returns the lane's first finding.
 __device__ Key check_request(const ValidateCall& call, std::int32_t request, std::int32_t lane) {
   std::int32_t position = 0;
   if (const Finding finding = check_lengths(call, request, position); finding != Finding::none)
     return key_of(request, finding, position);
-  const std::int32_t seq_len = call.lengths.seq_lens[request];
-  const std::int32_t begin = call.lengths.query_start[request], end = call.lengths.query_start[request + 1];
-  if (begin == end) return kNothing;
-
   Key first = kNothing;
-  std::int32_t tokens = seq_len;
-  if (call.lengths.visible != nullptr) {
-    std::int32_t seen = 0;
-    for (std::int32_t token = begin + lane; token < end; token += kLanes) {
-      const std::int32_t visible = call.lengths.visible[token];
-      if (visible < 0 || visible > seq_len)
-        first = min(first, key_of(request, Finding::visible, token - begin));
-      else
-        seen = max(seen, visible);
-    }
-    tokens = __reduce_max_sync(kAll, seen);
-  }
+  const std::int32_t tokens = seen_tokens(call, request, lane, first);
   const std::int64_t needed = (std::int64_t{tokens} + call.kv.page_size - 1) / call.kv.page_size;
   if (needed == 0) return first;
   const Pages pages = pages_of(call.kv, request);
