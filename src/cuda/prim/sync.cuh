@@ -21,6 +21,15 @@ struct Barrier {
   __device__ void arrive() {
     asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(shared_address(this)) : "memory");
   }
+  // The same without a branch, which would part the code before it from the code behind it.
+  __device__ void arrive_if(bool condition) {
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "setp.ne.u32 p, %1, 0;\n"
+        "@p mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];\n}" ::"r"(shared_address(this)),
+        "r"(static_cast<std::uint32_t>(condition))
+        : "memory");
+  }
   __device__ void arrive_expecting(std::uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)),
                  "r"(bytes)

@@ -80,9 +80,9 @@ struct Storage {
   static constexpr int kKeyBytes = kGroups * kGroupBytes;
   static constexpr int kValueBytes = kTokens * kValues * Shape<T>::kBytes;
   static constexpr int kStages = Shape<T>::kStages;
-  // The one that is stored, the one that is worked on, and one whose queries are on their way: with queries in
-  // registers their place is free before the results of the piece before are stored.
-  static constexpr int kPieces = 3;
+  // A consumer may give back the queries of piece n before the results of n - 1 are stored. So when the loader has seen
+  // piece n given back by both and n + 1 by the first, which n + 2 waits for, the second may still need n - 1.
+  static constexpr int kPieces = 4;
 
   static_assert(Shape<T>::kLoaderRegisters + kConsumers * Shape<T>::kConsumerRegisters <=
                 3 * launch_registers(kThreads));
@@ -91,7 +91,7 @@ struct Storage {
   alignas(1024) std::byte k[kStages][kKeyBytes];
   alignas(1024) std::byte v[kStages][kValueBytes];
   Piece pieces[kPieces];  // come and go with their queries
-  prim::Barrier q_full, q_empty, v_landed;
+  prim::Barrier q_full[kConsumers], q_empty[kConsumers], v_landed;
   prim::Barrier k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
 };
 static_assert(sizeof(Storage<__half>) <= kSharedLimit && sizeof(Storage<Fp8>) <= kSharedLimit);

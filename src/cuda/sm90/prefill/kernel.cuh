@@ -232,7 +232,7 @@ class Consumer {
 
   // Waits for a piece and its queries.
   __device__ Work next_piece() {
-    storage_.q_full.wait(queries_.full());
+    storage_.q_full[at_.side].wait(queries_.full());
     ++queries_.count;
     return {piece(0), at_};
   }
@@ -255,7 +255,7 @@ class Consumer {
       ++stage_.count;
     }
     if (work.used > 0) products_.hold_queries(at_);
-    if (work.used == 0 || Shape<T>::kQueriesHeld) storage_.q_empty.arrive();
+    if (work.used == 0 || Shape<T>::kQueriesHeld) storage_.q_empty[at_.side].arrive();
   }
 
   __device__ void start() {
@@ -286,6 +286,7 @@ class Consumer {
     prim::pin(s_);
     storage_.k_empty[stage_.slot()].arrive();
     std::int32_t block = work.used - 1;
+    release_queries(block);
     absorb<true>(work, block);
     factor_ = make_float2(1, 1);
     await_stages(block);
@@ -294,7 +295,6 @@ class Consumer {
     for (--block; block >= work.clear; --block) next<true>(work, block);
 #pragma unroll 1
     for (; block >= 0; --block) next<false>(work, block);
-    if (!Shape<T>::kQueriesHeld) storage_.q_empty.arrive();
     rescale(o_, factor_);
     prim::begin_products();
     products_.accumulate(o_, p_, stage_.slot());
@@ -322,12 +322,18 @@ class Consumer {
     prim::wait_products<1>();
     prim::pin(s_);
     storage_.k_empty[stage_.slot()].arrive();
+    release_queries(block);
     factor_ = absorb<kMasked>(work, block);
     await_stages(block);
     prim::wait_products<0>();
     prim::pin(o_);
     storage_.v_empty[before.slot()].arrive();
     pack_probabilities<T>(s_, p_);
+  }
+
+  // Behind the last scores of a piece: the next queries are long on their way.
+  __device__ void release_queries(std::int32_t block) {
+    if constexpr (!Shape<T>::kQueriesHeld) storage_.q_empty[at_.side].arrive_if(block == 0);
   }
 
   template <bool kMasked>
@@ -367,8 +373,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   auto& storage = *reinterpret_cast<Storage<T>*>(shared);
   if (threadIdx.x == 0) {
     constexpr int kConsumerThreads = kConsumers * kWarpgroup;
-    storage.q_full.init(1);
-    storage.q_empty.init(kConsumerThreads);
+    for (int side = 0; side < kConsumers; ++side) {
+      storage.q_full[side].init(1);
+      storage.q_empty[side].init(kWarpgroup);
+    }
     storage.v_landed.init(1);
     for (int i = 0; i < Shape<T>::kStages; ++i) {
       storage.k_full[i].init(1);

@@ -28,11 +28,11 @@ CUtensorMapDataType map_type(Dtype dtype) {
   return dtype == Dtype::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8;
 }
 
-// {columns, rows, planes} of a tensor, boxes of some columns of 128 rows of one plane.
+// {columns, rows, planes} of a tensor, boxes of some columns and rows of one plane.
 struct MapShape {
   std::int64_t columns, rows, planes;
   std::int64_t row_stride_bytes, plane_stride_bytes;
-  std::int32_t box_columns;
+  std::int32_t box_columns, box_rows = kPrefillBlock;
   CUtensorMapSwizzle swizzle;
 };
 
@@ -45,7 +45,7 @@ cudaError_t make_map(Dtype dtype, const void* data, const MapShape& shape, CUten
                                 static_cast<cuuint64_t>(shape.planes)};
   const cuuint64_t stride[2] = {static_cast<cuuint64_t>(shape.row_stride_bytes),
                                 static_cast<cuuint64_t>(shape.plane_stride_bytes)};
-  const cuuint32_t box[3] = {static_cast<cuuint32_t>(shape.box_columns), 128, 1};
+  const cuuint32_t box[3] = {static_cast<cuuint32_t>(shape.box_columns), static_cast<cuuint32_t>(shape.box_rows), 1};
   const cuuint32_t step[3] = {1, 1, 1};
   const CUresult result = encode(&map, map_type(dtype), 3, const_cast<void*>(data), extent, stride, box, step,
                                  CU_TENSOR_MAP_INTERLEAVE_NONE, shape.swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
@@ -78,7 +78,9 @@ cudaError_t make_maps(const PrefillKernel& kernel, const PrefillCall& call, pref
               .plane_stride_bytes = call.v.head_stride,
               .box_columns = kPrefillBlock,
               .swizzle = CU_TENSOR_MAP_SWIZZLE_128B};
-  cudaError_t error = make_map(kernel.dtype, call.q.data, by_head(call.q, call.heads, kPrefillWidth, bytes), maps.q);
+  MapShape queries = by_head(call.q, call.heads, kPrefillWidth, bytes);
+  queries.box_rows = prefill::kRows / prefill::kConsumers;
+  cudaError_t error = make_map(kernel.dtype, call.q.data, queries, maps.q);
   if (error == cudaSuccess)
     error = make_map(kernel.dtype, call.k.data, by_head(call.k, call.heads, kPrefillWidth, bytes), maps.k);
   if (error == cudaSuccess) error = make_map(kernel.dtype, call.v.data, values, maps.v);

@@ -41,15 +41,20 @@ class Loader {
 
   // Every piece comes this way, those without tokens too: consumers read it here and not from the plan, which is far.
   __device__ void load_queries(const Piece& piece) {
-    storage_.q_empty.wait(queries_.empty());
-    __syncwarp();  // or a lane might miss a phase
-    if (lane_ == 0) {
-      storage_.pieces[queries_.count % Storage<T>::kPieces] = piece;
+#pragma unroll 1
+    for (int side = 0; side < kConsumers; ++side) {
+      constexpr int kHalf = kRows / kConsumers;
+      prim::Barrier& full = storage_.q_full[side];
+      storage_.q_empty[side].wait(queries_.empty());
+      __syncwarp();  // or a lane might miss a phase
+      if (lane_ != 0) continue;
+      if (side == 0) storage_.pieces[queries_.count % Storage<T>::kPieces] = piece;
       if (piece.tokens() > 0) {
-        storage_.q_full.arrive_expecting(Storage<T>::kKeyBytes);
-        load_groups(maps_.q, storage_.q_full, storage_.q, piece.token, piece.head);
+        full.arrive_expecting(Storage<T>::kKeyBytes / kConsumers);
+        load_groups(maps_.q, full, storage_.q + side * kHalf * Storage<T>::kRowBytes, piece.token + side * kHalf,
+                    piece.head);
       } else {
-        storage_.q_full.arrive();
+        full.arrive();
       }
     }
     ++queries_.count;
