@@ -169,5 +169,94 @@ TEST_F(GpuPrefillContext, PlansMayLieInTheCallersMemory) {
   EXPECT_GT(report->chunks, 1);
 }
 
+// An expansion that only queues work, as a captured one must: the first run's keys and values are kept on the device,
+// and copied from there by gather_kv, to which they are a cache of one page.
+class KeptExpansion {
+ public:
+  KeptExpansion(const Backend& backend, const PrefillArgs& args)
+      : backend_(backend), expand_(args.expand), user_(args.user), page_(upload<std::int32_t>({0})) {}
+
+  static Status keep(void* user, const ContextChunk& chunk) {
+    auto& self = *static_cast<KeptExpansion*>(user);
+    if (Status status = self.expand_(self.user_, chunk); !status) return status;
+    Kept kept{.starts = self.upload<std::int32_t>({0, chunk.tokens})};
+    for (const auto& [from, to] : {std::pair{&chunk.k, &kept.k}, std::pair{&chunk.v, &kept.v}}) {
+      std::vector<std::uint16_t> values(static_cast<std::size_t>(from->shape[0] * from->shape[1] * from->shape[2]));
+      if (Status status = copy_to_host(self.backend_, values.data(), from->data, values.size() * 2, chunk.stream);
+          !status)
+        return status;
+      *to = self.upload(values);
+    }
+    self.kept_.push_back(std::move(kept));
+    return {};
+  }
+
+  static Status copy(void* user, const ContextChunk& chunk) {
+    const auto& self = *static_cast<KeptExpansion*>(user);
+    const Kept& kept = self.kept_.at(static_cast<std::size_t>(chunk.index));
+    for (const auto& [from, to] : {std::pair{&kept.k, &chunk.k}, std::pair{&kept.v, &chunk.v}}) {
+      const std::int64_t width = to->shape[1] * to->shape[2];
+      GatherKvArgs args;
+      args.kv_cache = dense(static_cast<const void*>(from->data()), Dtype::bf16, {1, chunk.tokens, width});
+      args.pages = {.block_table = reinterpret_cast<const std::int32_t*>(self.page_.data()),
+                    .block_table_stride = 1,
+                    .max_pages = 1};
+      args.out_start = {reinterpret_cast<const std::int32_t*>(kept.starts.data()), 2};
+      args.tokens = chunk.tokens;
+      args.out = dense(to->data, Dtype::bf16, {chunk.tokens, width});
+      args.stream = chunk.stream;
+      if (Status status = gather_kv(self.backend_, args); !status) return status;
+    }
+    return {};
+  }
+
+ private:
+  struct Kept {
+    DeviceMemory starts, k, v;
+  };
+  template <class T>
+  DeviceMemory upload(const std::vector<T>& values) const {
+    auto memory = DeviceMemory::allocate(backend_, values.size() * sizeof(T)).value();
+    EXPECT_TRUE(succeeded(copy_to_device(backend_, memory.data(), values.data(), memory.size())));
+    return memory;
+  }
+
+  const Backend& backend_;
+  const ExpandChunk expand_;
+  void* const user_;
+  const DeviceMemory page_;
+  std::vector<Kept> kept_;
+};
+
+TEST_F(GpuPrefillContext, ACapturedStepReplays) {
+  PrefillCase c = context_case({{40, 40, 350}, {33, 20, 0}, {1, 1, 701}});
+  c.context_workspace_bytes = workspace_for_chunks(backend(), c, 1).value();
+  const auto step = DevicePrefillStep::make(backend(), c);
+  const auto metadata = step->builder.build(0, step->batch().lengths(), stream()).value();
+  ASSERT_GT(metadata.chunks(), 1);
+  ContextExpander expander(backend(), step->batch());
+  PrefillArgs args = step->args(stream());
+  expander.attach(args);
+  KeptExpansion kept(backend(), args);
+  args.user = &kept;
+  args.expand = KeptExpansion::keep;
+  ASSERT_TRUE(succeeded(step->poison()));
+  ASSERT_TRUE(succeeded(prefill(metadata, args)));
+  ASSERT_TRUE(succeeded(backend().synchronize(stream())));
+  ASSERT_TRUE(succeeded(step->device.download_outputs(step->batch())));
+  const std::vector<std::byte> expected = step->batch().result_bits();
+
+  args.expand = KeptExpansion::copy;
+  const Result<Graph> graph = Graph::capture(backend(), stream(), [&] { return prefill(metadata, args); });
+  ASSERT_TRUE(succeeded(graph.status()));
+  for (int replay = 0; replay < 3; ++replay) {
+    ASSERT_TRUE(succeeded(step->poison()));
+    ASSERT_TRUE(succeeded(graph->launch(stream())));
+    ASSERT_TRUE(succeeded(backend().synchronize(stream())));
+    ASSERT_TRUE(succeeded(step->device.download_outputs(step->batch())));
+    EXPECT_EQ(step->batch().result_bits(), expected) << "replay " << replay;
+  }
+}
+
 }  // namespace
 }  // namespace latte::testkit
