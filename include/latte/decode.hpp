@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "latte/backend.hpp"
 #include "latte/plan.hpp"
@@ -107,6 +108,7 @@ class MetadataBuilder {
   const PlanConfig& plan_config() const;
   const PlanSizes& plan_sizes() const;
   const char* kernel() const;
+  const std::string& reason() const;  // for the kernel
 
  private:
   explicit MetadataBuilder(std::unique_ptr<backend::Builder> impl);

@@ -233,9 +233,10 @@ typedef struct latte_builder_info {
   int64_t max_partials;
   int64_t max_partial_rows;
   int64_t max_plan_words;
+  const char* reason; /* for the kernel */
 } latte_builder_info;
 #define LATTE_BUILDER_INFO_INIT \
-  { sizeof(latte_builder_info), 0, 0, 0, 0, 0, NULL, 0, 0, 0, 0, 0, 0 }
+  { sizeof(latte_builder_info), 0, 0, 0, 0, 0, NULL, 0, 0, 0, 0, 0, 0, NULL }
 
 /* The lengths of one step; they are copied. */
 typedef struct latte_lengths {

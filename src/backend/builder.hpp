@@ -48,7 +48,7 @@ class Builder {
   Status take_finding() const;
 
   std::optional<Backend> backend;  // outlives the slots; none only in the builder that stands for no builder
-  std::string kernel_name;
+  std::string kernel_name, reason;
   DecodeProblem problem;
   Limits limits;  // as they were given
   PlanConfig config;

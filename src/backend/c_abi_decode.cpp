@@ -141,7 +141,8 @@ latte_code latte_builder_get_info(const latte_builder* builder, latte_builder_in
                   .max_records = sizes.records,
                   .max_partials = sizes.partials,
                   .max_partial_rows = sizes.partial_rows,
-                  .max_plan_words = sizes.words},
+                  .max_plan_words = sizes.words,
+                  .reason = builder->builder.reason().c_str()},
                  info);
     return {};
   });

@@ -28,6 +28,7 @@ Result<std::unique_ptr<Builder>> Builder::describe(const Backend& backend, const
   auto builder = std::make_unique<Builder>();
   builder->backend = backend;
   builder->kernel_name = choice->kernel;
+  builder->reason = choice->reason;
   builder->problem = problem;
   builder->limits = limits;
   builder->config = choice->plan;
@@ -246,6 +247,7 @@ Status MetadataBuilder::init_workspace(std::span<std::byte> workspace, Stream st
 std::size_t MetadataBuilder::workspace_bytes() const { return impl_ ? impl_->workspace_bytes : 0; }
 const PlanConfig& MetadataBuilder::plan_config() const { return (impl_ ? *impl_ : empty_builder()).config; }
 const PlanSizes& MetadataBuilder::plan_sizes() const { return (impl_ ? *impl_ : empty_builder()).sizes; }
+const std::string& MetadataBuilder::reason() const { return (impl_ ? *impl_ : empty_builder()).reason; }
 const char* MetadataBuilder::kernel() const { return (impl_ ? *impl_ : empty_builder()).kernel_name.c_str(); }
 
 }  // namespace latte

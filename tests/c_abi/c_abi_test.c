@@ -350,7 +350,7 @@ static void plan_arrays(void) {
   CHECK_CODE(LATTE_OK, latte_metadata_plan(&s.metadata, &plan, NULL));
   CHECK_CODE(LATTE_OK, latte_builder_get_info(s.builder, &info, NULL));
   CHECK(info.heads == kHeads && info.workers == plan.workers && info.row_tile >= 1 && info.kv_block >= 1);
-  CHECK(strlen(info.kernel) > 0 && info.workspace_bytes > 0);
+  CHECK(strlen(info.kernel) > 0 && strlen(info.reason) > 0 && info.workspace_bytes > 0);
   CHECK(plan.work_meta_data != NULL && plan.work_meta_data_count > 0);
   CHECK(plan.work_indptr_count == plan.workers + 1);
   CHECK(plan.work_indptr[0] == 0 && plan.work_indptr[plan.workers] == plan.work_info_set_count);

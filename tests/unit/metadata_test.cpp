@@ -182,6 +182,7 @@ TEST_F(Metadata, CarriesAllThatWasPlanned) {
   EXPECT_EQ(std::vector(metadata.query_start().begin(), metadata.query_start().end()), step_.query_start);
   EXPECT_EQ(std::vector(metadata.visible().begin(), metadata.visible().end()), step_.visible);
   EXPECT_STREQ(metadata.kernel(), planner.kernel());
+  EXPECT_EQ(planner.reason(), backend_.choose(step_.problem, step_.limits, Policy::uniform(2)).value().reason);
   EXPECT_TRUE(check_plan(planner.plan_config(), step_.lengths(), metadata.plan()).ok());
   // The lengths were copied: the caller's arrays may go.
   step_.visible.assign(3, -1);
