@@ -115,19 +115,22 @@ class TokenLoader {
 
   __device__ void load(const KvCursor<Config>& cursor, std::int64_t offset, std::byte* stage,
                        prim::Barrier& full) const {
-    const std::uint32_t to = prim::shared_address(stage);
-    const std::int32_t left = cursor.tokens();
-#pragma unroll 4
-    for (int i = 0; i < kTokens; ++i) {
-      const int token = i * 4 + warp();
-      const std::byte* from = static_cast<const std::byte*>(kv_.data) + __shfl_sync(~0u, offset, i);
-      const std::uint32_t row = to + token / 8 * Config::kSlabBytes + token % 8 * kRowBytes;
+    // A warp's tokens are the `warp`-th of every slab and the fourth after it: by turns, their places in the stage then
+    // differ by constants, and little is left to compute beside the copies, which is what takes a loader's time.
+    const auto place = [&](int token) {
+      return prim::shared_address(stage) + token * kRowBytes + lane() / 8 * kAtomBytes + ((lane() % 8) ^ token) * 16;
+    };
+    const std::uint32_t to[2] = {place(warp()), place(warp() + 4)};
+    const std::byte* data = static_cast<const std::byte*>(kv_.data) + lane() * 16;
+    const std::int32_t left = cursor.tokens() - warp();
 #pragma unroll
-      for (int step = 0; step < (kChunks + 31) / 32; ++step) {
-        const int c = step * 32 + lane();
-        if (c < kChunks)
-          prim::copy_16(row + c / 8 * kAtomBytes + ((c % 8) ^ (token % 8)) * 16, from + c * 16, token < left);
-      }
+    for (int i = 0; i < kTokens; ++i) {
+      const std::byte* from = data + __shfl_sync(~0u, offset, i);
+#pragma unroll
+      for (int step = 0; step < (kChunks + 31) / 32; ++step)
+        if (step * 32 + lane() < kChunks)
+          prim::copy_16(to[i % 2] + i / 2 * Config::kSlabBytes + step * 4 * kAtomBytes, from + step * 512,
+                        i * 4 < left);
     }
     full.arrive_after_copies();
   }
