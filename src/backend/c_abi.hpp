@@ -114,8 +114,26 @@ Status need_backend(const latte_backend* handle);
 Status read_tensor(const latte_tensor& tensor, const char* field, TensorView& view);
 Status read_input(const latte_tensor& tensor, const char* field, ConstTensorView& view);
 Status read_problem(const latte_problem* given, DecodeProblem& problem);
+Status read_problem(const latte_prefill_problem* given, PrefillProblem& problem);
 Status read_limits(const latte_limits* given, Limits& limits);
 Status read_options(const latte_builder_options* given, BuilderOptions& options);
+
+// Everything that a builder's needs and create are told.
+template <class Problem>
+struct Wanted {
+  Problem problem;
+  Limits limits;
+  BuilderOptions options;
+};
+template <class Given, class Problem>
+Status read_wanted(const latte_backend* backend, const Given* problem, const latte_limits* limits,
+                   const latte_builder_options* options, Wanted<Problem>& wanted) {
+  LATTE_RETURN_IF_ERROR(need_backend(backend));
+  LATTE_RETURN_IF_ERROR(read_problem(problem, wanted.problem));
+  LATTE_RETURN_IF_ERROR(read_limits(limits, wanted.limits));
+  return read_options(options, wanted.options);
+}
+
 // The size of what `field` points to is in <field>_bytes.
 Status read_memory(void* data, std::uint64_t bytes, const char* field, std::span<std::byte>& memory);
 Status write_needs(const Result<BuilderNeeds>& needs, latte_workspace_need* plan, latte_workspace_need* workspace);

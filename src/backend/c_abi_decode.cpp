@@ -65,20 +65,6 @@ Status write_metadata(const Result<DecodeMetadata>& built, latte_metadata* metad
   return {};
 }
 
-// Everything that needs and create are told.
-struct Wanted {
-  DecodeProblem problem;
-  Limits limits;
-  BuilderOptions options;
-};
-Status read_wanted(const latte_backend* backend, const latte_problem* problem, const latte_limits* limits,
-                   const latte_builder_options* options, Wanted& wanted) {
-  LATTE_RETURN_IF_ERROR(need_backend(backend));
-  LATTE_RETURN_IF_ERROR(read_problem(problem, wanted.problem));
-  LATTE_RETURN_IF_ERROR(read_limits(limits, wanted.limits));
-  return read_options(options, wanted.options);
-}
-
 Status need_builder(const latte_builder* builder) {
   return builder != nullptr ? Status() : backend::missing("builder", "a builder", "null");
 }
@@ -95,7 +81,7 @@ latte_code latte_builder_needs(const latte_backend* backend, const latte_problem
                                const latte_builder_options* options, latte_workspace_need* plan,
                                latte_workspace_need* workspace, latte_error* error) {
   return guarded(error, [&]() -> Status {
-    Wanted wanted;
+    Wanted<DecodeProblem> wanted;
     LATTE_RETURN_IF_ERROR(read_wanted(backend, problem, limits, options, wanted));
     return write_needs(MetadataBuilder::needs(backend->backend, wanted.problem, wanted.limits, wanted.options), plan,
                        workspace);
@@ -107,7 +93,7 @@ latte_code latte_builder_create(const latte_backend* backend, const latte_proble
   return guarded(error, [&]() -> Status {
     if (builder == nullptr) return backend::missing("builder", "where to put the handle", "null");
     *builder = nullptr;
-    Wanted wanted;
+    Wanted<DecodeProblem> wanted;
     LATTE_RETURN_IF_ERROR(read_wanted(backend, problem, limits, options, wanted));
     auto created = MetadataBuilder::create(backend->backend, wanted.problem, wanted.limits, wanted.options);
     if (!created.ok()) return created.status();

@@ -19,7 +19,9 @@ Status read_context(const latte_prefill_context* given, PrefillContext& context)
   return read_enum(full.kv_format, KvFormat::fp8_ds_mla, "context.kv_format", context.kv_format);
 }
 
-Status read_prefill_problem(const latte_prefill_problem* given, PrefillProblem& problem) {
+}  // namespace
+
+Status read_problem(const latte_prefill_problem* given, PrefillProblem& problem) {
   latte_prefill_problem full = LATTE_PREFILL_PROBLEM_INIT;
   LATTE_RETURN_IF_ERROR(read_struct(given, "problem", offsetof(latte_prefill_problem, qk_width), full));
   problem.heads = full.heads;
@@ -33,19 +35,7 @@ Status read_prefill_problem(const latte_prefill_problem* given, PrefillProblem& 
   return read_context(full.context, problem.context.emplace());
 }
 
-// Everything that needs and create are told.
-struct Wanted {
-  PrefillProblem problem;
-  Limits limits;
-  BuilderOptions options;
-};
-Status read_wanted(const latte_backend* backend, const latte_prefill_problem* problem, const latte_limits* limits,
-                   const latte_builder_options* options, Wanted& wanted) {
-  LATTE_RETURN_IF_ERROR(need_backend(backend));
-  LATTE_RETURN_IF_ERROR(read_prefill_problem(problem, wanted.problem));
-  LATTE_RETURN_IF_ERROR(read_limits(limits, wanted.limits));
-  return read_options(options, wanted.options);
-}
+namespace {
 
 Status read_prefill_lengths(const latte_prefill_lengths* given, PrefillLengths& lengths, Stream& stream) {
   latte_prefill_lengths full = LATTE_PREFILL_LENGTHS_INIT;
@@ -137,7 +127,7 @@ latte_code latte_backend_supports_prefill(const latte_backend* backend, const la
     LATTE_RETURN_IF_ERROR(need_backend(backend));
     LATTE_RETURN_IF_ERROR(check_struct(support, "support", offsetof(latte_support, kernel)));
     PrefillProblem wanted;
-    LATTE_RETURN_IF_ERROR(read_prefill_problem(problem, wanted));
+    LATTE_RETURN_IF_ERROR(read_problem(problem, wanted));
     write_support(backend->backend.supports(wanted), support);
     return {};
   });
@@ -148,7 +138,7 @@ latte_code latte_prefill_builder_needs(const latte_backend* backend, const latte
                                        latte_workspace_need* plan, latte_workspace_need* workspace,
                                        latte_error* error) {
   return guarded(error, [&]() -> Status {
-    Wanted wanted;
+    Wanted<PrefillProblem> wanted;
     LATTE_RETURN_IF_ERROR(read_wanted(backend, problem, limits, options, wanted));
     return write_needs(PrefillBuilder::needs(backend->backend, wanted.problem, wanted.limits, wanted.options), plan,
                        workspace);
@@ -161,7 +151,7 @@ latte_code latte_prefill_builder_create(const latte_backend* backend, const latt
   return guarded(error, [&]() -> Status {
     if (builder == nullptr) return backend::missing("builder", "where to put the handle", "null");
     *builder = nullptr;
-    Wanted wanted;
+    Wanted<PrefillProblem> wanted;
     LATTE_RETURN_IF_ERROR(read_wanted(backend, problem, limits, options, wanted));
     auto created = PrefillBuilder::create(backend->backend, wanted.problem, wanted.limits, wanted.options);
     if (!created.ok()) return created.status();

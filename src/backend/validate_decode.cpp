@@ -98,7 +98,7 @@ Status validate_kv_scale(KvFormat format, float value, const float* at, Place pl
     if (format == KvFormat::fp8_e4m3) return {};
     return invalid("kv_scale_ptr", std::string("null, as the cache is ") + kv_format_name(format), "an address");
   }
-  const float kv_scale = at != nullptr ? *at : value;
+  const float kv_scale = scale_of(value, at);
   LATTE_RETURN_IF_ERROR(validate_scale("kv_scale", kv_scale));
   // A scale that would be ignored is a caller who expects another result.
   if (format != KvFormat::fp8_e4m3 && kv_scale != 1)
@@ -113,13 +113,12 @@ Status validate_scales(const PlannedStep& step, const DecodeArgs& args) {
   if (step.place == Place::device && (args.q_scale_ptr != nullptr || args.kv_scale_ptr != nullptr))
     return unsupported(args.q_scale_ptr != nullptr ? "q_scale_ptr" : "kv_scale_ptr",
                        "null: scales by address come with fp8 caches", "an address");
-  const float q_scale = args.q_scale_ptr ? *args.q_scale_ptr : args.q_scale;
-  const float kv_scale = args.kv_scale_ptr ? *args.kv_scale_ptr : args.kv_scale;
+  const float q_scale = scale_of(args.q_scale, args.q_scale_ptr);
   LATTE_RETURN_IF_ERROR(validate_scale("q_scale", q_scale));
   if (problem.q_dtype != Dtype::fp8_e4m3 && q_scale != 1)
     return invalid("q_scale", std::string("1, as q is ") + dtype_name(problem.q_dtype), text(q_scale));
-  LATTE_RETURN_IF_ERROR(validate_kv_scale(problem.kv_format, kv_scale, nullptr, step.place));
-  const float product = args.scale * q_scale * kv_scale;
+  LATTE_RETURN_IF_ERROR(validate_kv_scale(problem.kv_format, args.kv_scale, args.kv_scale_ptr, step.place));
+  const float product = args.scale * q_scale * scale_of(args.kv_scale, args.kv_scale_ptr);
   if (!std::isfinite(product) || product <= 0)
     return invalid("scale", "a finite scale * q_scale * kv_scale above 0", text(product));
   return {};

@@ -212,6 +212,8 @@ struct Step {
 
 // Too small for any plan, but for what is said about it.
 alignas(256) inline std::byte plan_memory[256];
+inline const std::span<std::byte> kMisaligned{plan_memory + 64, std::size_t{1} << 40};
+inline const std::span<std::byte> kNowhere{static_cast<std::byte*>(nullptr), std::size_t{1} << 40};
 
 template <class... Parts>
 struct Case {

@@ -129,13 +129,9 @@ const std::vector<CreateCase>& create_cases() {
       {"plan memory too small", invalid_argument, "options.plan_memory",
        [](P&, L&, O& o) { o.plan_memory = plan_memory; }},
       {"plan memory misaligned", invalid_argument, "options.plan_memory",
-       [](P&, L&, O& o) {
-         o.plan_memory = {plan_memory + 64, std::size_t{1} << 40};
-       }},
+       [](P&, L&, O& o) { o.plan_memory = kMisaligned; }},
       {"plan memory without address", missing_argument, "options.plan_memory",
-       [](P&, L&, O& o) {
-         o.plan_memory = {static_cast<std::byte*>(nullptr), std::size_t{1} << 40};
-       }},
+       [](P&, L&, O& o) { o.plan_memory = kNowhere; }},
       {"uniform(0)", invalid_argument, "policy.n", [](P&, L&, O& o) { o.policy = Policy::uniform(0); }},
       {"batch_invariant(-1)", invalid_argument, "policy.n",
        [](P&, L&, O& o) { o.policy = Policy::batch_invariant(-1); }},
