@@ -84,15 +84,16 @@ std::size_t arrived_bytes(const PlanSizes& sizes) {
   return static_cast<std::size_t>(round_up(2 * sizes.tiles * static_cast<std::int64_t>(sizeof(std::uint32_t)), 256));
 }
 
-cuda::WorkspaceView carve_workspace(const PlanSizes& sizes, std::byte* base) {
+cuda::DecodeWorkspace carve_workspace(const PlanSizes& sizes, std::int32_t latent, std::byte* base) {
+  std::byte* const values = base + arrived_bytes(sizes);
   return {.arrived = reinterpret_cast<std::uint32_t*>(base),
-          .partial_out = reinterpret_cast<float*>(base + arrived_bytes(sizes))};
+          .values = values,
+          .tails = values + sizes.partial_rows * 2 * latent};
 }
 
 std::size_t CudaImpl::workspace_bytes(const DecodeProblem& problem, const PlanConfig& /*config*/,
                                       const PlanSizes& sizes) const {
-  const std::int64_t partial_bytes =
-      sizes.partial_rows * cuda::partial_row_floats(problem.latent) * static_cast<std::int64_t>(sizeof(float));
+  const std::int64_t partial_bytes = sizes.partial_rows * cuda::DecodeWorkspace::row_bytes(problem.latent);
   return arrived_bytes(sizes) + static_cast<std::size_t>(round_up(partial_bytes, 256));
 }
 

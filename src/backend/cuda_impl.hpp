@@ -146,7 +146,7 @@ class StagedWords {
 };
 
 // How a workspace is divided; the places follow from the limits, so that graphs keep them.
-cuda::WorkspaceView carve_workspace(const PlanSizes& sizes, std::byte* base);
+cuda::DecodeWorkspace carve_workspace(const PlanSizes& sizes, std::int32_t latent, std::byte* base);
 std::size_t arrived_bytes(const PlanSizes& sizes);
 
 cuda::CacheView cache_view(const ConstTensorView& cache, const PageTable& pages);

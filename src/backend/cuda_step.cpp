@@ -135,7 +135,7 @@ Status CudaStep::run(const PlannedStep& step, const DecodeArgs& args) {
                               .out = output_view(args),
                               .lengths = lengths_,
                               .plan = plan_,
-                              .workspace = carve_workspace(builder_.sizes, workspace)};
+                              .workspace = carve_workspace(builder_.sizes, builder_.problem.latent, workspace)};
   LATTE_RETURN_IF_ERROR(findings_.look({.lengths = lengths_,
                                         .kv = call.kv,
                                         .requests = static_cast<std::int32_t>(step.requests()),

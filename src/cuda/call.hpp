@@ -54,15 +54,23 @@ struct PlanView {
   const std::int32_t* reduce_partial_map = nullptr;
 };
 
-// Scratch of one slot, on the device. `arrived` is zero before the first launch and after every launch.
-struct WorkspaceView {
+// Scratch of one slot of prefill, on the device. `arrived` is zero before the first launch and after every launch.
+struct PrefillWorkspace {
   std::uint32_t* arrived = nullptr;  // [2 * tiles] of the plan's limits: one for each half of a tile
-  float* partial_lse = nullptr;      // prefill: [partial rows]
-  float* partial_out = nullptr;  // prefill: [partial rows][width of v]; decode: [partial rows][partial_row_floats()]
+  float* partial_lse = nullptr;      // [partial rows]
+  float* partial_out = nullptr;      // [partial rows][width of v]
 };
 
-// Room for a row of a decode's partials: `latent` values of 16 bits, and four numbers that belong to them.
-constexpr std::int32_t partial_row_floats(std::int32_t latent) { return latent / 2 + 4; }
+// The same of decode. Values of partials are of 16 bits; what belongs to a row of them stands apart, so that rows are
+// whole lines of the cache.
+struct DecodeWorkspace {
+  static constexpr std::int32_t kTailBytes = 16;
+  static constexpr std::int64_t row_bytes(std::int32_t latent) { return 2 * latent + kTailBytes; }
+
+  std::uint32_t* arrived = nullptr;
+  std::byte* values = nullptr;  // [partial rows][latent]
+  std::byte* tails = nullptr;   // [partial rows][kTailBytes]
+};
 
 struct DecodeCall {
   std::int32_t heads = 1;
@@ -74,7 +82,7 @@ struct DecodeCall {
   OutputView out;
   LengthsView lengths;
   PlanView plan;
-  WorkspaceView workspace;
+  DecodeWorkspace workspace;
 };
 
 // Which kernel serves a problem: follows from problem and limits alone, never from lengths.

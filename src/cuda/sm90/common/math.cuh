@@ -59,18 +59,18 @@ __device__ __forceinline__ std::uint32_t pack(float low, float high) {
   }
 }
 
+// Between lanes `step` apart: the lower one gives away the later word, the upper one the earlier. By whole warps.
+__device__ __forceinline__ void exchange(std::uint32_t& early, std::uint32_t& late, int lane, int step) {
+  const bool upper = (lane & step) != 0;
+  const std::uint32_t taken = __shfl_xor_sync(~0u, upper ? early : late, step);
+  (upper ? early : late) = taken;
+}
 // Among four neighbouring lanes: word i of lane c becomes word c of lane i. By whole warps.
 __device__ __forceinline__ void transpose_in_fours(std::uint32_t (&words)[4], int lane) {
-  // The lower lane of a pair gives away the later word, the upper one the earlier.
-  const auto exchange = [&](std::uint32_t& early, std::uint32_t& late, int step) {
-    const bool upper = (lane & step) != 0;
-    const std::uint32_t taken = __shfl_xor_sync(~0u, upper ? early : late, step);
-    (upper ? early : late) = taken;
-  };
-  exchange(words[0], words[1], 1);
-  exchange(words[2], words[3], 1);
-  exchange(words[0], words[2], 2);
-  exchange(words[1], words[3], 2);
+  exchange(words[0], words[1], lane, 1);
+  exchange(words[2], words[3], lane, 1);
+  exchange(words[0], words[2], lane, 2);
+  exchange(words[1], words[3], lane, 2);
 }
 
 __device__ __forceinline__ void convert(float value, float& to) { to = value; }

@@ -119,7 +119,7 @@ Result<KernelChoice> choose_decode(const DecodeProblem& problem, const Limits& g
   // builder's to report.
   const Result<PlanSizes> sizes = plan_sizes(config);
   choice.kernel.kv_fits_l2 = sizes.ok() && limits.max_total_kv_tokens * width * 2 +
-                                                   sizes->partial_rows * partial_row_floats(problem.latent) * 4 <=
+                                                   sizes->partial_rows * DecodeWorkspace::row_bytes(problem.latent) <=
                                                kHopperL2Bytes;
   choice.reason = std::to_string(request_rows) + " rows a request (" + std::to_string(problem.heads) + " heads x " +
                   std::to_string(limits.max_query_tokens) + " query tokens) in tiles of " + std::to_string(tile_rows) +

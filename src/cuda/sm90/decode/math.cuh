@@ -27,25 +27,28 @@ class Sink {
 
   __device__ bool partial() const { return partial_row_ >= 0; }
 
-  // The first value of row r; null for rows that are not there.
-  __device__ std::byte* row(int r, int latent) const {
+  __device__ const DecodeWorkspace& workspace() const { return call_.workspace; }
+  // Where row r of a partial is; negative for rows that are not there.
+  __device__ std::int64_t partial_row(int r) const { return r < rows_ ? partial_row_ + r : -1; }
+  // The first value of row r of the output; null for rows that are not there.
+  __device__ std::byte* row(int r) const {
     if (r >= rows_) return nullptr;
-    if (partial_row_ >= 0)
-      return reinterpret_cast<std::byte*>(call_.workspace.partial_out +
-                                          (partial_row_ + r) * partial_row_floats(latent));
     const RowAddress at(call_, first_row_ + r);
     if (at.token >= call_.query_tokens) return nullptr;
     return static_cast<std::byte*>(call_.out.out) +
            (std::int64_t{at.token} * call_.out.out_token_stride + std::int64_t{at.head} * call_.out.out_head_stride) *
                (dtype_ == Dtype::f32 ? 4 : 2);
   }
-  // Not of partials, which keep it with their values.
-  __device__ void put_lse(int r, float value) const {
-    if (r >= rows_) return;
+  // Of the output too: partials keep it with their values. Null if nobody wants it.
+  __device__ float* lse(int r) const {
+    if (r >= rows_) return nullptr;
     const RowAddress at(call_, first_row_ + r);
-    if (call_.out.lse && at.token < call_.query_tokens)
-      call_.out.lse[std::int64_t{at.token} * call_.out.lse_token_stride +
-                    std::int64_t{at.head} * call_.out.lse_head_stride] = value;
+    if (call_.out.lse == nullptr || at.token >= call_.query_tokens) return nullptr;
+    return call_.out.lse + std::int64_t{at.token} * call_.out.lse_token_stride +
+           std::int64_t{at.head} * call_.out.lse_head_stride;
+  }
+  __device__ void put_lse(int r, float value) const {
+    if (float* to = lse(r)) *to = value;
   }
   // Calls store(Element{}) with the type of the output, so that the question is asked once and not at every store.
   template <class Store>

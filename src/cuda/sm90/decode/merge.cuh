@@ -31,32 +31,36 @@ struct Meeting {
 // columns (those of one of the two warpgroups) are divided by their largest, so that nothing overflows; rounding then
 // costs 2^-11 of a value at most, or 2^-25 of the largest.
 //
-//   row:  vectors of side 0 | vectors of side 1 | Tail
+//   row:  vectors of side 0 | vectors of side 1        and, elsewhere, its Tail
 //
 // Order says which columns a vector has (kVector of them) and how it is written to the caller's row.
 struct alignas(16) Tail {
-  float largest[2];  // of the sides: what their values are to be multiplied by
+  float scale[2];  // what the sides' values are to be multiplied by
   float lse, unused;
 };
+static_assert(sizeof(Tail) == DecodeWorkspace::kTailBytes);
+template <int kVector>
+using Words = std::conditional_t<kVector == 8, uint4, uint2>;  // so many values of 16 bits
+
+template <class Half, int kVector>
+__device__ Words<kVector> packed(const float (&values)[kVector], float factor) {
+  std::uint32_t words[kVector / 2];
+#pragma unroll
+  for (int i = 0; i < kVector / 2; ++i) words[i] = pack<Half>(values[2 * i] * factor, values[2 * i + 1] * factor);
+  return reinterpret_cast<const Words<kVector>&>(words);
+}
+
 template <class Order, int kLatent>
 struct PartialRow {
   static constexpr int kVector = Order::kVector;
   static constexpr int kVectors = kLatent / kVector;
-  using Words = std::conditional_t<kVector == 8, uint4, uint2>;
-  static constexpr int kFloats = partial_row_floats(kLatent);
-  static_assert(kVectors * sizeof(Words) + sizeof(Tail) == kFloats * sizeof(float));
 
-  float* row;
+  Words<kVector>* values;
+  Tail* tail;
 
-  __device__ Tail* tail() const { return reinterpret_cast<Tail*>(row + kLatent / 2); }
-  __device__ Words* vector(int v) const { return reinterpret_cast<Words*>(row) + v; }
-
-  __device__ void put(int v, const float (&values)[kVector], float factor) const {
-    std::uint32_t words[kVector / 2];
-#pragma unroll
-    for (int i = 0; i < kVector / 2; ++i) words[i] = pack<__half>(values[2 * i] * factor, values[2 * i + 1] * factor);
-    *vector(v) = reinterpret_cast<const Words&>(words);
-  }
+  __device__ PartialRow(const DecodeWorkspace& workspace, std::int64_t row)
+      : values(reinterpret_cast<Words<kVector>*>(workspace.values) + row * kVectors),
+        tail(reinterpret_cast<Tail*>(workspace.tails) + row) {}
 };
 // What values up to `largest` are divided by, also where all are zero or one is infinite.
 __device__ __forceinline__ float divisor(float largest) { return fminf(fmaxf(largest, 0x1p-126f), 0x1p126f); }
@@ -80,8 +84,7 @@ struct Joined {
     for (float& v : value) v *= factor;
     return base;
   }
-  template <class Words>
-  __device__ void add(const Words& halves, float weight) {
+  __device__ void add(const Words<kVector>& halves, float weight) {
     const auto* pairs = reinterpret_cast<const __half2*>(&halves);
 #pragma unroll
     for (int i = 0; i < kVector / 2; ++i) {
@@ -102,11 +105,10 @@ struct Slice {
   std::int32_t pieces;      // partials of the tile
   std::int32_t row_step;    // rows from one partial to the next
   std::int32_t begin, end;  // vectors, counted through the rows
-  std::int32_t log2;        // 2^log2 threads take a vector, each a run of its partials
   std::int64_t first_row;   // of the first partial
 
   __device__ Slice(const KernelCall& call, const Piece& piece, std::int32_t vectors)
-      : row_step(piece.record.row_end - piece.record.row_begin), log2(0) {
+      : row_step(piece.record.row_end - piece.record.row_begin) {
     const std::int32_t* partials = call.plan.reduce_indptr + piece.record.tile;
     const std::int32_t first = partials[0];
     pieces = partials[1] - first;
@@ -116,15 +118,11 @@ struct Slice {
     const std::int32_t total = piece.rows * vectors;  // times the most pieces still a 32-bit number
     begin = total * mine / pieces;
     end = total * (mine + 1) / pieces;
-    const std::int32_t longest = (total + pieces - 1) / pieces;  // all slices of a tile are joined the same way
-    if (pieces > kFew)
-      while (log2 < 5 && longest << (log2 + 1) <= kMergeThreads && 2 << log2 <= pieces) ++log2;
   }
-
-  static constexpr std::int32_t kFew = 4;  // up to so many partials, a thread takes more than one vector at once
 };
 
-// A tile's partials, as far as this thread block is concerned: its rows, and which slice of them it joins.
+// A tile's partials, as far as this thread block is concerned: its rows, and which slice of them it joins. In which
+// order numbers are added follows from how many partials there are, and from nothing else.
 template <class Config, class Order>
 class TileMerge {
  public:
@@ -138,50 +136,58 @@ class TileMerge {
         thread_(static_cast<int>(threadIdx.x) - kWarpgroup),
         arrived_(call.workspace.arrived + 2 * piece.record.tile + share.rank()) {}
 
-  // `scratch`: shared memory, two Sums a thread.
+  // `scratch`: shared memory, four Sums a thread.
   __device__ void run(std::byte* scratch, Meeting& meet) {
     auto* sums = reinterpret_cast<float*>(scratch);
-    wait_for_all();
     // Enough loads on their way at once to hide how long they take.
     if (slice_.pieces <= 2)
       join<3, 2>(sums, meet);
-    else if (slice_.pieces <= Slice::kFew)
+    else if (slice_.pieces <= 4)
       join<2, 4>(sums, meet);
-    else
+    else if (slice_.pieces <= 8)
       join<1, 8>(sums, meet);
-    meet();  // the scratch is free again
-    if (thread_ == 0) prim::add_wrapping(arrived_, static_cast<std::uint32_t>(2 * slice_.pieces - 1));
+    else
+      join<1, 9>(sums, meet);
   }
 
  private:
+  // Not by the thread that announces: a slice is far, and this one looks it up while that one waits for its stores.
   __device__ void wait_for_all() const {
-    if (thread_ == 0)
+    if (thread_ == kMergeThreads - 1) {
       while (prim::load_acquire(arrived_) < static_cast<std::uint32_t>(slice_.pieces)) {
       }
+      prim::add_wrapping(arrived_, static_cast<std::uint32_t>(2 * slice_.pieces - 1));
+    }
     merge_sync();
   }
 
-  // A slice is so many vectors of the tile's rows. Few partials: a thread takes several vectors at once. Many: several
-  // threads take one, each a run of its partials.
+  // A slice is so many vectors of the tile's rows. Few partials: a thread takes several vectors at once. Many: 2^log2
+  // threads take one, each a run of its partials: twice as many as it loads at once, or as many, where there are so
+  // many that a slice has few vectors.
   template <int kAtOnce, int kMore>
   __device__ void join(float* scratch, Meeting& meet) {
-    const int log2 = kAtOnce == 1 ? slice_.log2 : 0;
+    int log2 = 0;
+    if constexpr (kAtOnce == 1) {
+      const int longest = slice_.pieces > 8 * kMore ? kMore : 2 * kMore;
+      while (log2 < 5 && slice_.pieces > longest << log2) ++log2;
+    }
     const int threads = kMergeThreads >> log2, run = thread_ / threads;
     const int run_begin = slice_.pieces * run >> log2, run_end = slice_.pieces * (run + 1) >> log2;
     const int end = slice_.end;
+    if (slice_.begin == end) wait_for_all();
     for (int turn = slice_.begin; turn < end; turn += kAtOnce * threads) {
       const int first = turn + thread_ % threads;
+      // Where sums go is known before there are any.
+      Target targets[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) targets[i] = target(turn + (thread_ >> log2) + i * threads);
+      if (thread_ & ((1 << log2) - 1)) targets[0] = {};
+      if (turn == slice_.begin) wait_for_all();
       Sum sums[kAtOnce];
       add_partials<kMore>(sums, first, threads, end - 1, run_begin, run_end);
-      if (log2 > 0) {  // in the only turn there is
-        add_runs(sums[0], scratch, meet, log2);
-        const int at = slice_.begin + (thread_ >> log2);
-        if (thread_ % (1 << log2) == 0 && at < end) store(sums[0], at);
-      } else {
+      if (log2 > 0) add_runs(sums[0], scratch, meet, log2);
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i)
-          if (first + i * threads < end) store(sums[i], first + i * threads);
-      }
+      for (int i = 0; i < kAtOnce; ++i) store(sums[i], targets[i]);
     }
   }
 
@@ -190,21 +196,22 @@ class TileMerge {
   __device__ void add_partials(Sum (&sums)[kAtOnce], int first, int step, int last, int begin, int end) const {
     for (int k = begin; k < end; k += kMore) {
       float references[kAtOnce][kMore], scales[kAtOnce][kMore];
-      typename Row::Words halves[kAtOnce][kMore];
+      Words<Row::kVector> halves[kAtOnce][kMore];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int at = min(first + i * step, last), v = at % Row::kVectors;
         const std::int64_t row = slice_.first_row + at / Row::kVectors + std::int64_t{k} * slice_.row_step;
-        Row values{call_.workspace.partial_out + row * Row::kFloats};
+        Row from(call_.workspace, row);
 #pragma unroll
         for (int m = 0; m < kMore; ++m) {
           const bool there = k + m < end;
           const float4 tail =
-              there ? __ldcg(reinterpret_cast<const float4*>(values.tail())) : make_float4(0, 0, minus_infinity(), 0);
-          halves[i][m] = there ? __ldcg(values.vector(v)) : typename Row::Words{};
+              there ? __ldcg(reinterpret_cast<const float4*>(from.tail)) : make_float4(0, 0, minus_infinity(), 0);
+          halves[i][m] = there ? __ldcg(from.values + v) : Words<Row::kVector>{};
           scales[i][m] = v < Row::kVectors / 2 ? tail.x : tail.y;
           references[i][m] = tail.z;
-          values.row += slice_.row_step * Row::kFloats;
+          from.values += slice_.row_step * Row::kVectors;
+          from.tail += slice_.row_step;
         }
       }
 #pragma unroll
@@ -221,11 +228,12 @@ class TileMerge {
   }
 
   // A vector's runs, 2^log2 of them, are brought to neighbouring lanes and added up there; all of these get the sum.
-  //   scratch[number of the Sum][vector][run], vectors a word further apart than need be: threads of a warp write a
-  //   run's vectors, and read a vector's runs, mostly in different banks.
+  //   scratch[turn % 2][number of the Sum][vector][run], vectors a word further apart than need be: threads of a warp
+  //   write a run's vectors, and read a vector's runs, mostly in different banks.
   __device__ void add_runs(Sum& sum, float* scratch, Meeting& meet, int log2) const {
     const int runs = 1 << log2, threads = kMergeThreads >> log2;
     auto* numbers = reinterpret_cast<float*>(&sum);
+    scratch += meet.count % 2 * (kNumbers * 2 * kMergeThreads);
     float* mine = scratch + thread_ % threads * (runs + 1) + thread_ / threads;
 #pragma unroll
     for (int i = 0; i < kNumbers; ++i) mine[i * 2 * kMergeThreads] = numbers[i];
@@ -242,16 +250,27 @@ class TileMerge {
   }
   static constexpr int kNumbers = sizeof(Sum) / sizeof(float);  // the reference first
 
-  __device__ void store(const Sum& sum, int at) const {
-    const int r = at / Row::kVectors, v = at % Row::kVectors;
+  // Where a vector goes; nowhere if it is another thread's, or not there.
+  struct Target {
+    std::byte* row = nullptr;
+    int v = 0;
+    float* lse = nullptr;
+  };
+  __device__ Target target(int at) const {
+    if (at >= slice_.end) return {};
     Piece whole = piece_;
     whole.record.partial_row = -1;
     const Sink sink(call_, whole);
-    if (v == 0) sink.put_lse(r, sum.sum > 0 ? sum.reference + __logf(sum.sum) : minus_infinity());
-    std::byte* row = sink.row(r, Config::kLatent);
-    if (row == nullptr) return;
+    const int r = at / Row::kVectors, v = at % Row::kVectors;
+    return {sink.row(r), v, v == 0 ? sink.lse(r) : nullptr};
+  }
+  __device__ void store(const Sum& sum, const Target& to) const {
+    if (to.lse != nullptr) *to.lse = sum.sum > 0 ? sum.reference + __logf(sum.sum) : minus_infinity();
+    if (to.row == nullptr) return;
     const float inverse = sum.sum > 0 ? reciprocal_fast(sum.sum) : 0.0f;
-    sink.with_type([&](auto element) { Order::put(reinterpret_cast<decltype(element)*>(row), v, sum.value, inverse); });
+    Sink(call_, piece_).with_type([&](auto element) {
+      Order::put(reinterpret_cast<decltype(element)*>(to.row), to.v, sum.value, inverse);
+    });
   }
 
   const KernelCall& call_;

@@ -291,26 +291,24 @@ class Values {
   __device__ void store(const Sink& sink) {
     const int slot = sums_.slot();
     s_.sums_full[slot].wait(sums_.full());
-    std::byte* rows[2];
     RowResult results[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int r = fragment_row(at_, h);
       results[h] = s_.results[slot][r];
       if (!sink.partial() && at_.side == 0 && at_.lane % 4 == 0) sink.put_lse(r, results[h].lse);
-      rows[h] = sink.row(r, Config::kLatent);
     }
     s_.sums_empty[slot].arrive();
     ++sums_.count;
     if (sink.partial()) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h)
-        HeldRow<Config>{o_, at_, h}.store_partial({reinterpret_cast<float*>(rows[h])}, results[h]);
+      for (int h = 0; h < 2; ++h) HeldRow<Config>{o_, at_, h}.store_partial(sink, results[h]);
     } else {
       sink.with_type([&](auto element) {
 #pragma unroll
         for (int h = 0; h < 2; ++h)
-          HeldRow<Config>{o_, at_, h}.store(reinterpret_cast<decltype(element)*>(rows[h]), results[h].inverse);
+          HeldRow<Config>{o_, at_, h}.store(reinterpret_cast<decltype(element)*>(sink.row(fragment_row(at_, h))),
+                                            results[h].inverse);
       });
     }
   }

@@ -51,12 +51,14 @@ struct HeldRow {
       for (int j = 0; j < kWide / 8; j += 4) store_32_columns(row + part * kWide + 8 * j, part, j, scale, there);
   }
 
-  __device__ void store_partial(const Row& to, const RowResult& result) const {
+  __device__ void store_partial(const Sink& sink, const RowResult& result) const {
     const float largest = divisor(largest_of_side());
-    if (to.row == nullptr) return;
+    const std::int64_t row = sink.partial_row(fragment_row(at, h));
+    if (row < 0) return;
+    const Row to(sink.workspace(), row);
     if (at.lane % 4 == 0) {
-      to.tail()->largest[at.side] = largest * result.inverse;
-      if (at.side == 0) to.tail()->lse = result.lse, to.tail()->unused = 0;
+      to.tail->scale[at.side] = largest * result.inverse;
+      if (at.side == 0) to.tail->lse = result.lse, to.tail->unused = 0;
     }
     const float factor = reciprocal_fast(largest);
 #pragma unroll
@@ -66,7 +68,8 @@ struct HeldRow {
         float values[8];
 #pragma unroll
         for (int i = 0; i < 8; ++i) values[i] = value(part, j + i / 2, i % 2);
-        to.put(((at.side * kParts + part) * (kWide / 32) + j / 4) * 4 + at.lane % 4, values, factor);
+        to.values[((at.side * kParts + part) * (kWide / 32) + j / 4) * 4 + at.lane % 4] =
+            packed<__half>(values, factor);
       }
   }
 

@@ -21,7 +21,7 @@
 #include "cuda/prim/wgmma.cuh"
 #include "cuda/sm90/decode/instances.cuh"
 #include "cuda/sm90/decode/load.cuh"
-#include "cuda/sm90/decode/merge.cuh"
+#include "cuda/sm90/decode/swapped_store.cuh"
 
 namespace latte::cuda::sm90::swapped {
 
@@ -56,23 +56,6 @@ struct alignas(1024) Storage {
   prim::Barrier kv_full[kStages], kv_empty[kStages], met;
 
   __device__ void await_queries() {}  // they are few
-};
-
-// Vector v of a partial's row is what one thread has of the row: two places 8 columns apart in each of kHalfGroups
-// groups.
-template <class Config>
-struct AsHeld {
-  static constexpr int kVector = 2 * Config::kHalfGroups;
-
-  __device__ static int vector(const Lane& at) { return (4 * at.side + at.warp) * 8 + at.lane / 4; }
-
-  template <class Element>
-  __device__ static void put(Element* row, int v, const float (&values)[kVector], float factor) {
-    const int warp = v / 8 % 4, side = v / 32;
-    row += side * (Config::kLatent / 2) + 16 * warp + v % 8;
-#pragma unroll
-    for (int e = 0; e < kVector; ++e) convert(values[e] * factor, row[e / 2 * 64 + e % 2 * 8]);
-  }
 };
 
 template <class Config>
@@ -327,15 +310,19 @@ class Consumer {
     meet_();
     if (const int r = static_cast<int>(threadIdx.x) - kWarpgroup; r < kRows) finish_row(sink, r);
     meet_();
-    const int v = AsHeld<Config>::vector(at_);
     if (sink.partial())
-      for_each_row(sink, [&](std::byte* to, const auto& values, float factor) {
-        Row{reinterpret_cast<float*>(to)}.put(v, values, factor);
+      for_each_row([&](int r, const auto& values, float factor) {
+        if (const std::int64_t row = sink.partial_row(r); row >= 0)
+          Row(sink.workspace(), row).values[Order::vector(at_)] = packed<__half>(values, factor);
       });
     else
       sink.with_type([&](auto element) {
-        for_each_row(sink, [&](std::byte* to, const auto& values, float factor) {
-          AsHeld<Config>::put(reinterpret_cast<decltype(element)*>(to), v, values, factor);
+        for_each_row([&](int r, const auto& values, float factor) {
+          auto* row = reinterpret_cast<decltype(element)*>(sink.row(r));
+          if constexpr (sizeof(element) == 2)
+            Order::put_exchanged(row, at_, values, factor);
+          else if (row != nullptr)
+            Order::put(row, Order::vector(at_), values, factor);
         });
       });
   }
@@ -371,26 +358,25 @@ class Consumer {
 #pragma unroll
       for (int w = 0; w < 4; ++w) largest = fmaxf(largest, s_.largest[4 * side + w][r]);
       largest = divisor(largest);
-      tail.largest[side] = largest * result.inverse;
+      tail.scale[side] = largest * result.inverse;
       s_.stored[side][r] = reciprocal_fast(largest);
     }
-    if (std::byte* to = sink.row(r, Config::kLatent)) *Row{reinterpret_cast<float*>(to)}.tail() = tail;
+    if (const std::int64_t row = sink.partial_row(r); row >= 0) *Row(sink.workspace(), row).tail = tail;
   }
 
   // Calls put(row, values, factor) with what this thread has of each of its rows.
   template <class Put>
-  __device__ void for_each_row(const Sink& sink, const Put& put) const {
+  __device__ void for_each_row(const Put& put) const {
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {
-      std::byte* to = sink.row(row(i), Config::kLatent);
-      if (to == nullptr) continue;
       float values[Row::kVector];
 #pragma unroll
       for (int e = 0; e < Row::kVector; ++e) values[e] = o_[e / 2][low(i) + e % 2 * 2];
-      put(to, values, s_.stored[at_.side][row(i)]);
+      put(row(i), values, s_.stored[at_.side][row(i)]);
     }
   }
-  using Row = PartialRow<AsHeld<Config>, Config::kLatent>;
+  using Order = AsHeld<Config>;
+  using Row = PartialRow<Order, Config::kLatent>;
 
   __device__ void sync_side() const {
     if (at_.side == 0)

@@ -36,7 +36,7 @@ struct PrefillCall {
   const std::int32_t* kv_start = nullptr;
   const std::int32_t* meta = nullptr;  // the plan's work_meta_data
   PlanView plan;
-  WorkspaceView workspace;  // arrived: [2 * tiles], one for each warpgroup's half of a tile
+  PrefillWorkspace workspace;  // arrived: [2 * tiles], one for each warpgroup's half of a tile
 };
 
 // Which kernel serves a problem: the type it multiplies.
