@@ -128,6 +128,8 @@ class TileMerge {
  public:
   using Row = PartialRow<Order, Config::kLatent>;
   using Sum = Joined<Row::kVector>;
+  static constexpr int kNumbers = sizeof(Sum) / sizeof(float);  // the reference first
+  static constexpr int kScratchBytes = 2 * kNumbers * 2 * kMergeThreads * sizeof(float);
 
   __device__ TileMerge(const KernelCall& call, const Piece& piece, const Share& share)
       : call_(call),
@@ -136,7 +138,7 @@ class TileMerge {
         thread_(static_cast<int>(threadIdx.x) - kWarpgroup),
         arrived_(call.workspace.arrived + 2 * piece.record.tile + share.rank()) {}
 
-  // `scratch`: shared memory, four Sums a thread.
+  // `scratch`: shared memory, kScratchBytes.
   __device__ void run(std::byte* scratch, Meeting& meet) {
     auto* sums = reinterpret_cast<float*>(scratch);
     // Enough loads on their way at once to hide how long they take.
@@ -248,7 +250,6 @@ class TileMerge {
 #pragma unroll
       for (int i = 1; i < kNumbers; ++i) numbers[i] += __shfl_xor_sync(~0u, numbers[i], step);
   }
-  static constexpr int kNumbers = sizeof(Sum) / sizeof(float);  // the reference first
 
   // Where a vector goes; nowhere if it is another thread's, or not there.
   struct Target {
@@ -280,12 +281,14 @@ class TileMerge {
   std::uint32_t* arrived_;
 };
 
-// Joins this thread block's slices of all tiles it has a piece of.
-template <class Config, class Order>
-__device__ void merge_all(const KernelCall& call, const Share& share, std::byte* scratch, Meeting& meet) {
+// Joins this thread block's slices of all tiles it has a piece of. The stages are free by then.
+template <class Config, class Order, int kStages>
+__device__ void merge_all(const KernelCall& call, const Share& share, std::byte (&stages)[kStages][Config::kStageBytes],
+                          Meeting& meet) {
+  static_assert(TileMerge<Config, Order>::kScratchBytes <= sizeof(stages));
   for (std::int32_t i = share.begin; i < share.end; ++i) {
     const Piece piece = share.piece(i);
-    if (piece.rows > 0 && piece.split()) TileMerge<Config, Order>(call, piece, share).run(scratch, meet);
+    if (piece.rows > 0 && piece.split()) TileMerge<Config, Order>(call, piece, share).run(stages[0], meet);
   }
 }
 

@@ -427,7 +427,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       announce(call, piece, share);
     }
     Meeting meet{s.met};
-    if (s.any_split) merge_all<Config, AsHeld>(call, share, s.kv[0], meet);
+    if (s.any_split) merge_all<Config, AsHeld>(call, share, s.kv, meet);
   }
 }
 

@@ -456,7 +456,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       merge_sync();  // the partial is stored
       announce(call, piece, share);
     }
-    if (any_split) merge_all<Config, AsHeld<Config>>(call, share, s.kv[0], consumer.meeting());
+    if (any_split) merge_all<Config, AsHeld<Config>>(call, share, s.kv, consumer.meeting());
   }
 }
 
