@@ -22,13 +22,13 @@ __device__ __forceinline__ std::uint64_t l2_policy(bool first_to_go) {
   return policy;
 }
 
-// One box of a 5-D tensor map into shared memory, at {0, 0, 0, slab, page}; its bytes are announced on `barrier`.
-__device__ __forceinline__ void load_box(const CUtensorMap& map, Barrier& barrier, std::uint32_t to, std::int32_t slab,
-                                         std::int32_t page, std::uint64_t policy) {
+// One box of a 5-D tensor map into shared memory, at {0, 0, group, slab, page}; its bytes are announced on `barrier`.
+__device__ __forceinline__ void load_box(const CUtensorMap& map, Barrier& barrier, std::uint32_t to, std::int32_t group,
+                                         std::int32_t slab, std::int32_t page, std::uint64_t policy) {
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
-      "[%1, {%3, %3, %3, %4, %5}], [%2], %6;" ::"r"(to),
-      "l"(&map), "r"(shared_address(&barrier)), "r"(0), "r"(slab), "r"(page), "l"(policy)
+      "[%1, {%3, %3, %4, %5, %6}], [%2], %7;" ::"r"(to),
+      "l"(&map), "r"(shared_address(&barrier)), "r"(0), "r"(group), "r"(slab), "r"(page), "l"(policy)
       : "memory");
 }
 

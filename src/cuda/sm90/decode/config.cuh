@@ -10,12 +10,15 @@
 
 namespace latte::cuda::sm90 {
 
-// Rows of a thread block, KV tokens of a stage, widths, the 16-bit type of q and cache.
-//   stage:  kv[slab of 8 tokens][group of 64 columns][8 tokens][128 bytes], 128-byte swizzle. Keys read it K-major,
+// Rows of a thread block, KV tokens of a stage, widths, the 16-bit type of q and cache, in how many parts a block
+// comes.
+//   stage:  kv[part][slab of 8 tokens][group of 64 columns][8 tokens][128 bytes], 128-byte swizzle. Keys read it
+//   K-major,
 //           values MN-major, and a page of any multiple of 8 tokens is whole slabs.
+// A part has some of the columns of all tokens: their scores need not wait for the others.
 // The last group is the rope part. When a block's scores are done it is dead, and the probabilities take its place:
 //   slab j holds tokens 8j .. 8j + 7 of all rows, 16 bytes a row.
-template <int kRowsOf, int kTokensOf, int kLatentOf, class HalfOf>
+template <int kRowsOf, int kTokensOf, int kLatentOf, class HalfOf, int kPartsOf = 1>
 struct Config {
   using Half = HalfOf;
   static constexpr int kRows = kRowsOf;
@@ -26,10 +29,18 @@ struct Config {
   static constexpr int kHalfGroups = kLatent / 64 / 2;  // value columns of one warpgroup, in groups
   static constexpr int kRopeGroup = kGroups - 1;
   static constexpr int kTokens = kTokensOf;
-  static constexpr int kSlabBytes = kGroups * kAtomBytes;
+  static constexpr int kParts = kPartsOf;
+  static constexpr int kPartGroups = kGroups / kParts;
+  static constexpr int kSlabBytes = kPartGroups * kAtomBytes;  // of a part
   static constexpr int kSlabs = kTokens / 8;
-  static constexpr int kStageBytes = kSlabs * kSlabBytes;
-  static constexpr int kRopeOffset = kRopeGroup * kAtomBytes;  // in a slab
+  static constexpr int kPartBytes = kSlabs * kSlabBytes;
+  static constexpr int kStageBytes = kParts * kPartBytes;
+  // Where a group's first slab is in a stage.
+  static constexpr int group_offset(int group) {
+    return group / kPartGroups * kPartBytes + group % kPartGroups * kAtomBytes;
+  }
+  static constexpr int kRopeOffset = group_offset(kRopeGroup);
+  static_assert(kGroups % kParts == 0);
   static_assert(kRows % 8 == 0 && kRows <= 64 && kTokens % 16 == 0 && kRope == 64);
 };
 

@@ -9,9 +9,9 @@ namespace latte::cuda::sm90 {
 
 template <int kLatent, class Half, int kRows>
 Instance swapped_instance() {
-  using Shape = Config<kRows, 64, kLatent, Half>;
+  using Shape = Config<kRows, 64, kLatent, Half, kLatent == 512 ? 3 : 1>;  // 9 groups of columns, or 5
   return {reinterpret_cast<const void*>(&swapped::decode_swapped<Shape>), sizeof(swapped::Storage<Shape>),
-          swapped::kThreads};
+          swapped::kThreads, Shape::kParts};
 }
 
 template <int kLatent, class Half>

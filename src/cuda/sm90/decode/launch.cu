@@ -18,15 +18,15 @@ sm90::Instance find(const DecodeKernel& kernel) {
 }
 
 // log2 of the slabs of 8 tokens that a box holds: a power of two that divides the page, so that a box never leaves its
-// page, and at most 16 tokens, which divides every stage. Larger boxes were no faster.
-std::int32_t box_slabs_log2(std::int32_t page_size) {
-  constexpr std::int32_t kMostTokensLog2 = 4;
-  return std::min(std::countr_zero(static_cast<std::uint32_t>(page_size)), kMostTokensLog2) - 3;
+// page. At most 16 tokens, which divides every stage, as larger boxes were no faster; or, where blocks come in parts,
+// 64, as there would be many boxes.
+std::int32_t box_slabs_log2(std::int32_t page_size, int parts) {
+  return std::min(std::countr_zero(static_cast<std::uint32_t>(page_size)), parts > 1 ? 6 : 4) - 3;
 }
 
 // The cache as {64 columns, 8 tokens, groups of columns, slabs of a page, pages}, swizzled as the matrix instructions
-// read it. A box is all columns of some slabs: what a stage holds, in the stage's order.
-cudaError_t make_map(const DecodeKernel& kernel, const CacheView& kv, std::int32_t slabs, CUtensorMap& map) {
+// read it. A box is a part's columns of some slabs: what a stage holds, in the stage's order.
+cudaError_t make_map(const DecodeKernel& kernel, const CacheView& kv, int parts, std::int32_t slabs, CUtensorMap& map) {
   const EncodeTensorMap encode = encode_tensor_map();
   if (encode == nullptr) return cudaErrorNotSupported;
   const auto groups = static_cast<cuuint32_t>((kernel.latent + kernel.rope) / 64);
@@ -34,7 +34,7 @@ cudaError_t make_map(const DecodeKernel& kernel, const CacheView& kv, std::int32
   const cuuint64_t extent[5] = {64, 8, groups, static_cast<cuuint64_t>(kv.page_size / 8),
                                 static_cast<cuuint64_t>(kv.page_count)};
   const cuuint64_t stride[4] = {token_stride, 128, 8 * token_stride, static_cast<cuuint64_t>(kv.page_stride_bytes)};
-  const cuuint32_t box[5] = {64, 8, groups, static_cast<cuuint32_t>(slabs), 1};
+  const cuuint32_t box[5] = {64, 8, groups / parts, static_cast<cuuint32_t>(slabs), 1};
   const cuuint32_t step[5] = {1, 1, 1, 1, 1};
   const CUtensorMapDataType type =
       kernel.dtype == Dtype::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
@@ -65,9 +65,10 @@ cudaError_t launch_decode(const DecodeKernel& kernel, const DecodeCall& call, st
       .blocks_a_worker = kernel.blocks_a_worker,
       .page_size = sm90::Divider(call.kv.page_size),
       .last_page = static_cast<std::int32_t>(std::min<std::int64_t>(call.kv.page_count, INT32_MAX) - 1),
-      .box_slabs_log2 = kernel.whole_slabs ? box_slabs_log2(call.kv.page_size) : -1};
+      .box_slabs_log2 = kernel.whole_slabs ? box_slabs_log2(call.kv.page_size, instance.parts) : -1};
   if (kernel.whole_slabs)
-    if (const cudaError_t error = make_map(kernel, call.kv, 1 << shape.box_slabs_log2, map); error != cudaSuccess)
+    if (const cudaError_t error = make_map(kernel, call.kv, instance.parts, 1 << shape.box_slabs_log2, map);
+        error != cudaSuccess)
       return error;
 
   // Cooperative: all thread blocks run at once, so that the merge may wait. A pair is a cluster: both halves of a tile

@@ -67,8 +67,8 @@ class KvCursor {
   std::int32_t request_ = 0, position_ = 0, kv_end_ = 0;  // of the piece: the current block's first token, and the end
 };
 
-// Loads blocks by the copy engine, in boxes of whole slabs: as many as divide the page, two at most. Lane i of one
-// warp issues box i.
+// Loads blocks by the copy engine, in boxes of whole slabs: as many as divide the page. A lane of one warp issues a
+// box.
 template <class Config>
 class BoxLoader {
  public:
@@ -77,23 +77,30 @@ class BoxLoader {
 
   // Asks for the page of this lane's box; the answer is not looked at before load().
   __device__ auto find(const KvCursor<Config>& cursor) const {
-    return cursor.find(lane() << (3 + shape_.box_slabs_log2));
+    return cursor.find(box() << (3 + shape_.box_slabs_log2));
   }
 
-  // All bytes of the block are announced on `full`.
+  // All bytes of a part are announced on its barrier.
   __device__ void load(const KvCursor<Config>& cursor, const typename KvCursor<Config>::Place& place, std::byte* stage,
-                       prim::Barrier& full) const {
+                       prim::Barrier (&full)[Config::kParts]) const {
     const std::int32_t log2 = shape_.box_slabs_log2;
     const std::int32_t boxes = ((cursor.tokens() - 1) >> (3 + log2)) + 1;
-    if (lane() == 0) full.arrive_expecting((boxes << log2) * Config::kSlabBytes);
+    if (lane() < Config::kParts) full[lane()].arrive_expecting((boxes << log2) * Config::kSlabBytes);
     __syncwarp();
-    if (lane() < boxes)
-      prim::load_box(map_, full, prim::shared_address(stage) + (lane() << log2) * Config::kSlabBytes, place.token >> 3,
-                     cursor.clamped(place.page), policy_);
+    if (box() < boxes && part() < Config::kParts)
+      prim::load_box(map_, full[part()],
+                     prim::shared_address(stage) + part() * Config::kPartBytes + (box() << log2) * Config::kSlabBytes,
+                     part() * Config::kPartGroups, place.token >> 3, cursor.clamped(place.page), policy_);
   }
 
  private:
   __device__ static std::int32_t lane() { return static_cast<std::int32_t>(threadIdx.x) % 32; }
+  // The part of a lane's box, and which of the part's boxes it is. Lanes of the first part come first.
+  static_assert(Config::kParts == 1 || Config::kSlabs == 8);
+  __device__ std::int32_t part() const { return Config::kParts == 1 ? 0 : lane() >> (3 - shape_.box_slabs_log2); }
+  __device__ std::int32_t box() const {
+    return Config::kParts == 1 ? lane() : lane() & ((8 >> shape_.box_slabs_log2) - 1);
+  }
 
   const CUtensorMap& map_;
   const LaunchShape& shape_;
@@ -114,12 +121,15 @@ class TokenLoader {
   }
 
   __device__ void load(const KvCursor<Config>& cursor, std::int64_t offset, std::byte* stage,
-                       prim::Barrier& full) const {
+                       prim::Barrier (&full)[Config::kParts]) const {
     // A warp's tokens are the `warp`-th of every slab and the fourth after it: by turns, their places in the stage then
     // differ by constants, and little is left to compute beside the copies, which is what takes a loader's time.
     const auto place = [&](int token) {
-      return prim::shared_address(stage) + token * kRowBytes + lane() / 8 * kAtomBytes + ((lane() % 8) ^ token) * 16;
+      return prim::shared_address(stage) + token * kRowBytes + ((lane() % 8) ^ token) * 16;
     };
+    std::uint32_t group[kSteps];  // of this lane's chunk
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) group[step] = Config::group_offset(step * 4 + lane() / 8);
     const std::uint32_t to[2] = {place(warp()), place(warp() + 4)};
     const std::byte* data = static_cast<const std::byte*>(kv_.data) + lane() * 16;
     const std::int32_t left = cursor.tokens() - warp();
@@ -127,17 +137,18 @@ class TokenLoader {
     for (int i = 0; i < kTokens; ++i) {
       const std::byte* from = data + __shfl_sync(~0u, offset, i);
 #pragma unroll
-      for (int step = 0; step < (kChunks + 31) / 32; ++step)
+      for (int step = 0; step < kSteps; ++step)
         if (step * 32 + lane() < kChunks)
-          prim::copy_16(to[i % 2] + i / 2 * Config::kSlabBytes + step * 4 * kAtomBytes, from + step * 512,
-                        i * 4 < left);
+          prim::copy_16(to[i % 2] + group[step] + i / 2 * Config::kSlabBytes, from + step * 512, i * 4 < left);
     }
-    full.arrive_after_copies();
+#pragma unroll
+    for (prim::Barrier& part : full) part.arrive_after_copies();
   }
 
  private:
   static constexpr int kTokens = Config::kTokens / 4;  // a warp's share of a block
   static constexpr int kChunks = Config::kWidth / 8;
+  static constexpr int kSteps = (kChunks + 31) / 32;
   __device__ static std::int32_t lane() { return static_cast<std::int32_t>(threadIdx.x) % 32; }
   __device__ static std::int32_t warp() { return static_cast<std::int32_t>(threadIdx.x) / 32 % 4; }
 
@@ -181,7 +192,7 @@ __device__ void zero_tail(std::byte* stage, std::int32_t valid) {
   for (std::int32_t i = valid * kChunks + static_cast<std::int32_t>(threadIdx.x) % kWarpgroup;
        i < Config::kTokens * kChunks; i += kWarpgroup) {
     const std::int32_t token = i / kChunks, chunk = i % kChunks;
-    prim::store_16_zeros(kv + token / 8 * Config::kSlabBytes + chunk / 8 * kAtomBytes + token % 8 * kRowBytes +
+    prim::store_16_zeros(kv + token / 8 * Config::kSlabBytes + Config::group_offset(chunk / 8) + token % 8 * kRowBytes +
                          chunk % 8 * 16);
   }
 }

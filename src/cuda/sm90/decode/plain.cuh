@@ -57,7 +57,7 @@ struct alignas(1024) Storage {
   std::int32_t moved[kStages][4];        // whether any of a warp's rows did
   RowResult results[kSums][Config::kRows];
   bool any_split;  // whether this thread block has a piece of a split tile
-  prim::Barrier kv_full[kStages], kv_empty[kStages], p_full[kStages];
+  prim::Barrier kv_full[kStages][Config::kParts], kv_empty[kStages], p_full[kStages];
   prim::Barrier sums_full[kSums], sums_empty[kSums], met;
   prim::Barrier first_query;
 
@@ -68,7 +68,7 @@ struct alignas(1024) Storage {
 template <class Config, bool kThreadsLoad>
 class Scorer {
  public:
-  static_assert(Config::kRows == 64 && Config::kTokens == 48);
+  static_assert(Config::kRows == 64 && Config::kTokens == 48 && Config::kParts == 1);
   using Half = typename Config::Half;
   using Role = Roles<Config, kThreadsLoad>;
   static constexpr int kInRegisters = Role::kInRegisters, kShared = Role::kShared, kStaged = Role::kStaged;
@@ -149,7 +149,7 @@ class Scorer {
   __device__ void block(std::int32_t first, std::int32_t kv_end, bool after_another) {
     const int stage = ring_.slot();
     Scores scores;
-    s_.kv_full[stage].wait(ring_.full());
+    s_.kv_full[stage][0].wait(ring_.full());
     if constexpr (kThreadsLoad) prim::fence_async_proxy();
     issue_scores(scores, stage);
     // The values get the probabilities of the block before only now that most of this one's scores are done: the tensor
@@ -375,7 +375,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     prim::prefetch_map(map);
     s.any_split = false;
     for (int stage = 0; stage < kStages; ++stage) {
-      s.kv_full[stage].init(kThreadsLoad ? kWarpgroup : 1);
+      s.kv_full[stage][0].init(kThreadsLoad ? kWarpgroup : 1);
       s.kv_empty[stage].init(2 * kWarpgroup);
       s.p_full[stage].init(kWarpgroup);
     }

@@ -53,7 +53,7 @@ struct alignas(1024) Storage {
   float largest[8][kRows];                     // at the end of a piece of a split tile: of the warps' values
   float stored[2][kRows];                      // at the end of a piece: what each side's values are multiplied by
   std::int32_t bound[kRows];                   // the row sees tokens before this one
-  prim::Barrier kv_full[kStages], kv_empty[kStages], met;
+  prim::Barrier kv_full[kStages][Config::kParts], kv_empty[kStages], met;
 
   __device__ void await_queries() {}  // they are few
 };
@@ -135,7 +135,7 @@ class Consumer {
   __device__ void own_block(const Piece& piece, int b) {
     const Ring<kStages> at = ring_.ahead(b);
     Scores scores;
-    const bool landed = s_.kv_full[at.slot()].passed(at.full());
+    const bool landed = s_.kv_full[at.slot()][Config::kParts - 1].passed(at.full());
     if (b > 0 && !any_of_side(!landed)) {
       score(scores, at);
       add_values_of_other(ring_.ahead(b - 1));
@@ -158,32 +158,41 @@ class Consumer {
 
   __device__ void score(Scores& scores, const Ring<kStages>& at) {
     using namespace prim;
-    s_.kv_full[at.slot()].wait(at.full());
-    fence_async_proxy();  // threads may have written the stage
     const std::uint64_t keys = operand(uniform(shared_address(s_.kv[at.slot()])), Config::kSlabBytes);
     const std::uint64_t query = operand(uniform(shared_address(s_.query)), kAtomBytes);
-    begin_products();
 #pragma unroll
-    for (int k = 0; k < Config::kWidth / 16; ++k)
-      multiply<Half, 0, 0>(scores, moved(keys, k / 4 * kAtomBytes + k % 4 * 32),
-                           moved(query, k / 4 * Storage<Config>::kQueryGroupBytes + k % 4 * 32), k > 0);
+    for (int part = 0; part < Config::kParts; ++part) {
+      s_.kv_full[at.slot()][part].wait(at.full());
+      if (part == 0) fence_async_proxy();  // threads may have written the stage, all of it then
+      begin_products();
+#pragma unroll
+      for (int k = part * Config::kPartGroups * 4; k < (part + 1) * Config::kPartGroups * 4; ++k)
+        multiply<Half, 0, 0>(scores, moved(keys, Config::group_offset(k / 4) + k % 4 * 32),
+                             moved(query, k / 4 * Storage<Config>::kQueryGroupBytes + k % 4 * 32), k > 0);
+    }
     commit_products();
   }
 
   __device__ void issue_values(int stage) {
     using namespace prim;
     const std::uint32_t kv = uniform(shared_address(s_.kv[stage]));
-    const std::uint64_t values =
-        operand(kv + uniform(at_.side * Config::kHalfGroups * kAtomBytes), Config::kSlabBytes, kAtomBytes);
+    const std::uint32_t side = uniform(at_.side);
+    const std::uint64_t values = operand(kv, Config::kSlabBytes, kAtomBytes);
     const std::uint64_t probabilities = bricks(kv + Config::kRopeOffset, 128, Config::kSlabBytes);
     begin_products();
 #pragma unroll
     for (int k = 0; k < Config::kTokens / 16; ++k)
 #pragma unroll
       for (int block = 0; block < Config::kHalfGroups; ++block)
-        multiply<Half, 1, 0>(o_[block], moved(values, block * kAtomBytes + k * 2 * Config::kSlabBytes),
+        multiply<Half, 1, 0>(o_[block], moved(values, side_offset(side, block) + k * 2 * Config::kSlabBytes),
                              moved(probabilities, k * 2 * Config::kSlabBytes));
     commit_products();
+  }
+
+  // Where the block-th group of a side's value columns is.
+  __device__ static std::uint32_t side_offset(std::uint32_t side, int block) {
+    const int first = Config::group_offset(block), second = Config::group_offset(Config::kHalfGroups + block);
+    return first + side * (second - first);
   }
 
   __device__ void finish_values(const Ring<kStages>& at) {
@@ -423,7 +432,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     prim::prefetch_map(map);
     for (int stage = 0; stage < kStages; ++stage) {
-      s.kv_full[stage].init(shape.box_slabs_log2 < 0 ? kWarpgroup : 1);
+      for (prim::Barrier& full : s.kv_full[stage]) full.init(shape.box_slabs_log2 < 0 ? kWarpgroup : 1);
       s.kv_empty[stage].init(kConsumers);
     }
     s.met.init(Meeting::kArrivals);
