@@ -66,7 +66,7 @@ Status PrefillBuilderImpl::make_slots(const BuilderOptions& options) {
 
 Status PrefillBuilderImpl::choose_context(const Backend& machine, const Policy& policy) {
   problem.context = resolve(*problem.context, limits);
-  const auto sizes = size_context(problem, *problem.context, limits);
+  const auto sizes = size_context(problem, *problem.context, limits, policy.kind);
   if (!sizes.ok()) return sizes.status();
   context = *sizes;
 
@@ -199,7 +199,7 @@ Result<PrefillBuilderImpl::Planned> PrefillBuilderImpl::plan_into(PrefillStep& s
 
 Status PrefillBuilderImpl::build_chunks(PrefillSlot& slot, Stream stream) const {
   for (std::int32_t begin = 0;;) {
-    const std::int32_t end = chunk_end(slot.context_lens, begin, context.chunk_tokens);
+    const std::int32_t end = chunk_end(slot.context_lens, begin, context);
     if (end == begin) return {};
     ChunkSlot& chunk_slot = slot.chunk_slots[static_cast<std::size_t>(slot.chunks)];
     const auto staging = chunk_slot.step->stage(stream);

@@ -13,6 +13,8 @@ namespace {
 constexpr std::int64_t kDefaultBytes = std::int64_t{256} << 20;
 // Every chunk but a step's last one holds more than this: bounds the number of plans a slot keeps.
 constexpr std::int64_t kSmallestChunkTokens = 255;
+// And with the batch-invariant policy every one has so many positions.
+constexpr std::int64_t kFewestPositions = 16;
 // Keeps the bytes of a chunk, whatever heads and widths, within 64 bits.
 constexpr std::int64_t kLargestChunkTokens = std::int64_t{1} << 26;
 
@@ -30,15 +32,16 @@ std::int64_t chunk_token_count(std::span<const std::int32_t> lens, std::int32_t 
   return tokens;
 }
 
-std::int32_t chunk_end(std::span<const std::int32_t> lens, std::int32_t begin, std::int32_t chunk_tokens) {
+std::int32_t chunk_end(std::span<const std::int32_t> lens, std::int32_t begin, const ContextSizes& sizes) {
   std::int32_t longest = begin;
   for (std::int32_t len : lens) longest = std::max(longest, len);
+  if (sizes.positions > 0) return sizes.positions < longest - begin ? begin + sizes.positions : longest;
   // One position holds at most a token a request, so begin + 1 fits whenever anything is left. The count grows with the
   // end: bisect, keeping low fitting and everything above high not.
   std::int32_t low = std::min(begin + 1, longest), high = longest;
   while (low < high) {
     const std::int32_t middle = low + (high - low + 1) / 2;
-    if (chunk_token_count(lens, begin, middle) <= chunk_tokens)
+    if (chunk_token_count(lens, begin, middle) <= sizes.chunk_tokens)
       low = middle;
     else
       high = middle - 1;
@@ -106,11 +109,15 @@ std::array<WorkspaceNeed, kContextNeeds> context_needs(const PrefillProblem& pro
   return needs;
 }
 
-Result<ContextSizes> size_context(const PrefillProblem& problem, const PrefillContext& context, const Limits& limits) {
+Result<ContextSizes> size_context(const PrefillProblem& problem, const PrefillContext& context, const Limits& limits,
+                                  PolicyKind policy) {
   const std::int64_t query_tokens = limits.max_total_query_tokens;
   const std::int64_t total =
       std::min<std::int64_t>(context.max_total_tokens, std::int64_t{limits.max_requests} * context.max_tokens);
-  const std::int64_t least = std::min(total, limits.max_requests + kSmallestChunkTokens);
+  const bool fixed = policy == PolicyKind::batch_invariant;
+  const std::int64_t least =
+      std::min(total, std::max(limits.max_requests + kSmallestChunkTokens,
+                               fixed ? limits.max_requests * kFewestPositions : std::int64_t{0}));
   if (least > kLargestChunkTokens)
     return unsupported("limits.max_requests", "at most " + text(kLargestChunkTokens - kSmallestChunkTokens),
                        text(limits.max_requests));
@@ -128,8 +135,12 @@ Result<ContextSizes> size_context(const PrefillProblem& problem, const PrefillCo
       high = middle - 1;
   }
   ContextSizes sizes{.chunk_tokens = static_cast<std::int32_t>(low)};
-  const std::int64_t chunks =
+  std::int64_t chunks =
       max_chunks(limits.max_requests, context.max_tokens, context.max_total_tokens, sizes.chunk_tokens);
+  if (fixed && chunks > 1) {  // one holds everything there may be
+    sizes.positions = sizes.chunk_tokens / limits.max_requests;
+    chunks = ceil_div(context.max_tokens, sizes.positions);
+  }
   if (chunks > std::numeric_limits<std::int32_t>::max())
     return Status(Code::out_of_limits, "context.max_total_tokens", "fewer than 2^31 chunks", text(chunks));
   sizes.max_chunks = static_cast<std::int32_t>(chunks);

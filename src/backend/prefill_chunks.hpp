@@ -3,7 +3,8 @@
 // A step's context is cut at token positions 0 = x_0 < x_1 < ... common to all requests: chunk i holds the tokens
 // [x_i, x_{i+1}) of every request that has them, request after request. x_{i+1} is the largest position for which the
 // chunk has at most chunk_tokens tokens in all, so that short requests drop out early and the long ones that are left
-// share the room.
+// share the room. With the batch-invariant policy it is a multiple of `positions`, which follows from the limits alone:
+// a request's cuts, and so its bits, are then the same whatever its neighbours are.
 #pragma once
 
 #include <array>
@@ -20,9 +21,15 @@ namespace latte::backend {
 // Tokens at positions [begin, end) of all requests. `lens` >= 0.
 std::int64_t chunk_token_count(std::span<const std::int32_t> lens, std::int32_t begin, std::int32_t end);
 
+struct ContextSizes {
+  std::int32_t chunk_tokens = 0;
+  std::int32_t positions = 0;  // of every chunk but the last; 0 = as many as fit
+  std::int32_t max_chunks = 0;
+};
+
 // The end of the chunk that begins at `begin`: in (begin, longest], or `begin` itself when no request is that long.
-// chunk_tokens >= the number of requests, or >= all tokens there are.
-std::int32_t chunk_end(std::span<const std::int32_t> lens, std::int32_t begin, std::int32_t chunk_tokens);
+// chunk_tokens >= the number of requests (times positions), or >= all tokens there are.
+std::int32_t chunk_end(std::span<const std::int32_t> lens, std::int32_t begin, const ContextSizes& sizes);
 
 // Prefix sums of each request's tokens in [begin, end): starts has one entry more than lens.
 void chunk_starts(std::span<const std::int32_t> lens, std::int32_t begin, std::int32_t end,
@@ -52,11 +59,8 @@ std::array<WorkspaceNeed, kContextNeeds> context_needs(const PrefillProblem& pro
 // Dtype of the rows gathered from a cache.
 Dtype chunk_row_dtype(KvFormat format);
 
-struct ContextSizes {
-  std::int32_t chunk_tokens = 0;
-  std::int32_t max_chunks = 0;
-};
 // The largest chunk that the context's workspace_bytes hold. `limits` and `context` are resolved.
-Result<ContextSizes> size_context(const PrefillProblem& problem, const PrefillContext& context, const Limits& limits);
+Result<ContextSizes> size_context(const PrefillProblem& problem, const PrefillContext& context, const Limits& limits,
+                                  PolicyKind policy);
 
 }  // namespace latte::backend

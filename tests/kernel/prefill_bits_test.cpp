@@ -1,5 +1,7 @@
 // Equal bits of prefill: from run to run, wherever the tensors lie, and for the batch-invariant policy across batches
 // and worker counts.
+#include <algorithm>
+
 #include <gtest/gtest.h>
 
 #include "testkit/context_expander.hpp"
@@ -104,6 +106,43 @@ TEST_P(BatchInvariantPrefillBits, DoNotDependOnNeighboursOrderOrPadding) {
         }
       }
     }
+  }
+}
+
+// The same tensors and pages, in steps where other requests have less context, or none.
+TEST_P(BatchInvariantPrefillBits, DoNotDependOnTheContextOfNeighbours) {
+  PrefillCase shape = mixed_batch();
+  shape.requests = {{40, 40, 350}, {33, 20, 0}, {1, 1, 701}, {65, 65, 1}, {30, 50, 264}};
+  for (PrefillCase c : served_dtypes(shape)) {
+    c.context_workspace_bytes = workspace_for_chunks(backend, c, 1).value();
+    PrefillBatch batch(c);
+    auto builder =
+        PrefillBuilder::create(backend, c.problem(), c.limits(), {.policy = Policy::batch_invariant(128)}).value();
+    std::vector<std::int32_t> chunks;
+    const auto run = [&](const std::vector<std::int32_t>& context_lens) {
+      batch.poison_outputs();
+      ContextExpander expander(backend, batch);
+      PrefillArgs args = batch.args();
+      expander.attach(args);
+      PrefillLengths lengths = batch.lengths();
+      lengths.context_lens = context_lens;
+      const auto metadata = builder.build(0, lengths).value();
+      chunks.push_back(metadata.chunks());
+      const Status status = prefill(metadata, args);
+      ASSERT_TRUE(status.ok()) << status.message();
+    };
+    const std::vector<std::int32_t> all(batch.lengths().context_lens.begin(), batch.lengths().context_lens.end());
+    run(all);
+    std::vector<std::vector<std::byte>> expected;
+    for (std::int32_t r = 0; r < static_cast<std::int32_t>(all.size()); ++r) expected.push_back(batch.result_bits(r));
+    for (std::size_t kept = 0; kept < all.size(); ++kept) {
+      std::vector<std::int32_t> lens(all.size(), 0);
+      lens[kept] = all[kept];
+      run(lens);
+      EXPECT_EQ(batch.result_bits(static_cast<std::int32_t>(kept)), expected[kept]) << c.name() << " request " << kept;
+    }
+    EXPECT_GT(chunks.front(), 2);
+    EXPECT_EQ(*std::min_element(chunks.begin(), chunks.end()), 0);  // the one that has no context
   }
 }
 

@@ -17,10 +17,10 @@ struct Chunk {
   std::vector<std::int32_t> starts;
 };
 
-std::vector<Chunk> cut(const std::vector<std::int32_t>& lens, std::int32_t chunk_tokens) {
+std::vector<Chunk> cut(const std::vector<std::int32_t>& lens, std::int32_t chunk_tokens, std::int32_t positions = 0) {
   std::vector<Chunk> chunks;
   for (std::int32_t begin = 0;;) {
-    const std::int32_t end = chunk_end(lens, begin, chunk_tokens);
+    const std::int32_t end = chunk_end(lens, begin, {.chunk_tokens = chunk_tokens, .positions = positions});
     if (end == begin) return chunks;
     Chunk chunk{begin, end, std::vector<std::int32_t>(lens.size() + 1)};
     chunk_starts(lens, begin, end, chunk.starts);
@@ -96,7 +96,7 @@ TEST(PrefillChunks, AreAsLargeAsTheWorkspaceAllows) {
   for (std::int64_t bytes : {std::int64_t{3} << 20, std::int64_t{10} << 20, std::int64_t{60} << 20}) {
     PrefillContext bounded = context;
     bounded.workspace_bytes = bytes;
-    const auto sizes = size_context(problem, bounded, limits);
+    const auto sizes = size_context(problem, bounded, limits, PolicyKind::balanced);
     ASSERT_TRUE(sizes.ok()) << sizes.status().message();
     const auto used = [&](std::int64_t tokens) {
       return static_cast<std::int64_t>(lay_out_workspace(context_needs(problem, 400, tokens)).value().bytes);
@@ -107,32 +107,66 @@ TEST(PrefillChunks, AreAsLargeAsTheWorkspaceAllows) {
   }
 }
 
+// The batch-invariant policy: where a request is cut must follow from the limits alone.
+TEST(PrefillChunks, OfTheBatchInvariantPolicyEndAtMultiplesOfTheSamePosition) {
+  std::mt19937 random(3);
+  for (std::int32_t requests : {1, 3, 9, 40}) {
+    const std::int32_t longest = 5000;
+    const PrefillProblem problem{.heads = 4, .context = PrefillContext{.max_tokens = longest}};
+    const Limits limits{.max_requests = requests, .max_query_tokens = 10, .max_total_query_tokens = 100};
+    PrefillContext context = resolve(*problem.context, limits);
+    // The smallest workspace there may be, and larger ones up to all of it.
+    context.workspace_bytes = 1;
+    const auto refused = size_context(problem, context, limits, PolicyKind::batch_invariant);
+    ASSERT_FALSE(refused.ok());
+    for (std::int64_t times : {1, 3, 1000}) {
+      context.workspace_bytes = times * std::stoll(refused.status().expected().substr(3));
+      const auto sizes = size_context(problem, context, limits, PolicyKind::batch_invariant);
+      ASSERT_TRUE(sizes.ok()) << sizes.status().message();
+      for (int round = 0; round < 20; ++round) {
+        const std::vector<std::int32_t> lens = random_lens(random, requests, longest);
+        const std::vector<Chunk> chunks = cut(lens, sizes->chunk_tokens, sizes->positions);
+        EXPECT_LE(chunks.size(), static_cast<std::size_t>(sizes->max_chunks));
+        const std::int32_t step = sizes->positions > 0 ? sizes->positions : longest;
+        for (std::size_t i = 0; i < chunks.size(); ++i) {
+          EXPECT_EQ(chunks[i].begin, static_cast<std::int32_t>(i) * step);
+          EXPECT_GT(chunks[i].starts.back(), 0) << "an empty chunk";
+          EXPECT_LE(chunks[i].starts.back(), sizes->chunk_tokens);
+        }
+        EXPECT_EQ(chunks.empty() ? 0 : chunks.back().end, *std::max_element(lens.begin(), lens.end()));
+      }
+      const std::vector<std::int32_t> full(static_cast<std::size_t>(requests), longest);
+      EXPECT_EQ(cut(full, sizes->chunk_tokens, sizes->positions).size(), static_cast<std::size_t>(sizes->max_chunks));
+    }
+  }
+}
+
 TEST(PrefillChunks, SayWhatTheSmallestOneNeeds) {
   const PrefillProblem problem{.heads = 4, .context = PrefillContext{.max_tokens = 10000}};
   const Limits limits{.max_requests = 4, .max_query_tokens = 100, .max_total_query_tokens = 400};
   PrefillContext context = resolve(*problem.context, limits);
   context.workspace_bytes = 1000;
-  const auto refused = size_context(problem, context, limits);
+  const auto refused = size_context(problem, context, limits, PolicyKind::balanced);
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.status().code(), Code::out_of_limits);
   EXPECT_EQ(refused.status().field(), "context.workspace_bytes");
   // What it asks for is enough, and a byte less is not.
   const std::int64_t needed = std::stoll(refused.status().expected().substr(3));
   context.workspace_bytes = needed;
-  EXPECT_TRUE(size_context(problem, context, limits).ok());
+  EXPECT_TRUE(size_context(problem, context, limits, PolicyKind::balanced).ok());
   context.workspace_bytes = needed - 1;
-  EXPECT_FALSE(size_context(problem, context, limits).ok());
+  EXPECT_FALSE(size_context(problem, context, limits, PolicyKind::balanced).ok());
   // Without a number of the caller's there is always room.
   context.workspace_bytes = 0;
   Limits large = limits;
   large.max_total_query_tokens = 1 << 20;
-  EXPECT_TRUE(size_context(problem, context, large).ok());
+  EXPECT_TRUE(size_context(problem, context, large, PolicyKind::balanced).ok());
 }
 
 TEST(PrefillChunks, NeverGrowBeyondTheContext) {
   const PrefillProblem problem{.heads = 1, .context = PrefillContext{.max_tokens = 7}};
   const Limits limits{.max_requests = 2, .max_query_tokens = 1, .max_total_query_tokens = 2};
-  const auto sizes = size_context(problem, resolve(*problem.context, limits), limits);
+  const auto sizes = size_context(problem, resolve(*problem.context, limits), limits, PolicyKind::balanced);
   ASSERT_TRUE(sizes.ok());
   EXPECT_EQ(sizes->chunk_tokens, 14);
   EXPECT_EQ(sizes->max_chunks, 1);
