@@ -62,7 +62,7 @@ struct PrefillWorkspace {
 };
 
 // The same of decode. Values of partials are of 16 bits; what belongs to a row of them stands apart, so that rows are
-// whole lines of the cache.
+// whole lines of the cache, if the workspace begins with one.
 struct DecodeWorkspace {
   static constexpr std::int32_t kTailBytes = 16;
   static constexpr std::int64_t row_bytes(std::int32_t latent) { return 2 * latent + kTailBytes; }

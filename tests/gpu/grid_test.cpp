@@ -46,7 +46,7 @@ class GpuDecode : public OnGpu {};
 // Heads that reach every kernel, by page sizes that reach both loaders.
 TEST_F(GpuDecode, EveryKernelTakesEveryPageSize) {
   std::size_t index = 0;
-  for (std::int32_t page : {1, 7, 8, 16, 24, 64, 100, 128})
+  for (std::int32_t page : {1, 7, 8, 16, 24, 32, 64, 100, 128})
     for (std::int32_t heads : {1, 16, 32, 40, 48, 64, 128}) {
       DecodeCase c = gpu_case({{1, 130}, {1, page}, {1, 0}, {1, 77}}, heads, page);
       if (index % 2 == 1) c.kv_format = KvFormat::f16, c.q_dtype = c.out_dtype = Dtype::f16;

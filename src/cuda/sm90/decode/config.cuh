@@ -10,12 +10,10 @@
 
 namespace latte::cuda::sm90 {
 
-// Rows of a thread block, KV tokens of a stage, widths, the 16-bit type of q and cache, in how many parts a block
-// comes.
-//   stage:  kv[part][slab of 8 tokens][group of 64 columns][8 tokens][128 bytes], 128-byte swizzle. Keys read it
-//   K-major,
-//           values MN-major, and a page of any multiple of 8 tokens is whole slabs.
-// A part has some of the columns of all tokens: their scores need not wait for the others.
+// Rows of a thread block, KV tokens of a stage, widths, the 16-bit type of q and cache, the parts a block comes in.
+//   stage:  kv[part][slab of 8 tokens][group of 64 columns][8 tokens][128 bytes], 128-byte swizzle.
+// Keys read it K-major, values MN-major, and a page of any multiple of 8 tokens is whole slabs. A part has some of the
+// columns of all tokens: their scores need not wait for the others.
 // The last group is the rope part. When a block's scores are done it is dead, and the probabilities take its place:
 //   slab j holds tokens 8j .. 8j + 7 of all rows, 16 bytes a row.
 template <int kRowsOf, int kTokensOf, int kLatentOf, class HalfOf, int kPartsOf = 1>

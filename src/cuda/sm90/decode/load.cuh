@@ -67,8 +67,8 @@ class KvCursor {
   std::int32_t request_ = 0, position_ = 0, kv_end_ = 0;  // of the piece: the current block's first token, and the end
 };
 
-// Loads blocks by the copy engine, in boxes of whole slabs: as many as divide the page. A lane of one warp issues a
-// box.
+// Loads blocks by the copy engine, in boxes of whole slabs: a power of two of them that divides the page (launch.cu). A
+// lane of one warp issues a box.
 template <class Config>
 class BoxLoader {
  public:

@@ -39,7 +39,7 @@ class Sink {
            (std::int64_t{at.token} * call_.out.out_token_stride + std::int64_t{at.head} * call_.out.out_head_stride) *
                (dtype_ == Dtype::f32 ? 4 : 2);
   }
-  // Of the output too: partials keep it with their values. Null if nobody wants it.
+  // Of the output too: partials have it in their Tail. Null if nobody wants it.
   __device__ float* lse(int r) const {
     if (r >= rows_) return nullptr;
     const RowAddress at(call_, first_row_ + r);

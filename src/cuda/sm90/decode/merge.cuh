@@ -1,7 +1,7 @@
 // Joining the partials of split tiles, in the same launch. Everyone who computed a piece of a tile waits until all of
 // its pieces are there and joins an equal slice of its values, partials in the plan's order.
-//   arrived[2 * tile + half of the pair]: pieces stored and slices joined, each counts one. With the last of them it is
-//   back at zero.
+//   arrived[2 * tile + half of the pair]: pieces stored, and workers that have seen them all, each counts one. With the
+//   last of them it is back at zero.
 // Run by the two warpgroups that own value columns.
 #pragma once
 
@@ -39,6 +39,7 @@ struct alignas(16) Tail {
   float lse, unused;
 };
 static_assert(sizeof(Tail) == DecodeWorkspace::kTailBytes);
+
 template <int kVector>
 using Words = std::conditional_t<kVector == 8, uint4, uint2>;  // so many values of 16 bits
 
@@ -158,14 +159,15 @@ class TileMerge {
     if (thread_ == kMergeThreads - 1) {
       while (prim::load_acquire(arrived_) < static_cast<std::uint32_t>(slice_.pieces)) {
       }
+      // Before the partials are read: nobody writes them again before a launch that has waited for the end of this one.
       prim::add_wrapping(arrived_, static_cast<std::uint32_t>(2 * slice_.pieces - 1));
     }
     merge_sync();
   }
 
   // A slice is so many vectors of the tile's rows. Few partials: a thread takes several vectors at once. Many: 2^log2
-  // threads take one, each a run of its partials: twice as many as it loads at once, or as many, where there are so
-  // many that a slice has few vectors.
+  // threads take one, each a run of its partials: up to twice as many as it loads at once, or, where there are so many
+  // that a slice has few vectors, as many while there are threads.
   template <int kAtOnce, int kMore>
   __device__ void join(float* scratch, Meeting& meet) {
     int log2 = 0;
