@@ -109,7 +109,7 @@ TEST_P(BatchInvariantPrefillBits, DoNotDependOnNeighboursOrderOrPadding) {
   }
 }
 
-// The same tensors and pages, in steps where other requests have less context, or none.
+// The same tensors and pages, in steps where the other requests have no context.
 TEST_P(BatchInvariantPrefillBits, DoNotDependOnTheContextOfNeighbours) {
   PrefillCase shape = mixed_batch();
   shape.requests = {{40, 40, 350}, {33, 20, 0}, {1, 1, 701}, {65, 65, 1}, {30, 50, 264}};

@@ -25,9 +25,8 @@ struct AsHeld {
   template <class Half>
   __device__ static void put_exchanged(Half* row, const Lane& at, const float (&values)[kVector], float factor) {
     static_assert(kVector == 8 || kVector == 4);
-    std::uint32_t words[kVector / 2];
-#pragma unroll
-    for (int i = 0; i < kVector / 2; ++i) words[i] = pack<Half>(values[2 * i] * factor, values[2 * i + 1] * factor);
+    Words<kVector> vector = packed<Half>(values, factor);
+    auto& words = reinterpret_cast<std::uint32_t(&)[kVector / 2]>(vector);
     // The lowest bit of e for that of lane / 4: halves of two words at a time.
     const bool upper = (at.lane & 4) != 0;
 #pragma unroll
@@ -46,7 +45,7 @@ struct AsHeld {
     if (row == nullptr) return;
     const int lane = at.lane / 4, e = lane % kVector;
     row += at.side * (Config::kLatent / 2) + 64 * (e / 2) + 16 * at.warp + 8 * (e % 2) + lane / kVector * kVector;
-    *reinterpret_cast<Words<kVector>*>(row) = reinterpret_cast<const Words<kVector>&>(words);
+    *reinterpret_cast<Words<kVector>*>(row) = vector;
   }
 };
 
