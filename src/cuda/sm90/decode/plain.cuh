@@ -81,7 +81,9 @@ class Scorer {
   __device__ void begin(const Piece& piece) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      reference_[h] = minus_infinity();
+      // Rows that are not there have queries of zero, and no score moves them: probabilities of zero. Products with
+      // zeros take less of the power that limits the clock.
+      reference_[h] = fragment_row(at_, h) < piece.rows ? minus_infinity() : -minus_infinity();
       sum_[h] = 0;
       bound_[h] = row_bound(call_, piece, piece.first_row() + min(fragment_row(at_, h), piece.rows - 1));
       asm volatile("" : "+r"(bound_[h]));  // now, before the query takes the registers
@@ -105,7 +107,6 @@ class Scorer {
   __device__ void load_query(const Piece& piece) {
     after_previous_launch();  // it may have written the query
     sync();                   // nobody reads the query of the piece before any more
-    // Rows past the last repeat it: loads without a question, and what comes of them is not stored.
     const int last = piece.rows - 1;
     const int thread = static_cast<int>(threadIdx.x);
 #pragma unroll
@@ -117,18 +118,20 @@ class Scorer {
         const Half* from = buffer + 1 == kShared ? row.rope
                            : buffer < kShared    ? row.nope + (kInRegisters + buffer) * 64
                                                  : row.nope + (buffer - kShared) * 64;
-        prim::copy_16(query_chunk(buffer, r, chunk), from + chunk * 8);
+        prim::copy_16(query_chunk(buffer, r, chunk), from + chunk * 8, r <= last);
       }
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
+      const bool there = fragment_row(at_, h) <= last;
       const QueryRow<Half> row(call_, piece, min(fragment_row(at_, h), last));
       const auto* from = reinterpret_cast<const std::uint32_t*>(row.nope) + at_.lane % 4;
       asm volatile("" : "+l"(from));  // one address and constant offsets; the compiler would make one for each load
 #pragma unroll
       for (int k = kStaged * 4; k < kInRegisters * 4; ++k) {
-        query_[k][h] = __ldcg(from + 8 * k);  // not constant: an overlapped launch may still have written it
-        query_[k][h + 2] = __ldcg(from + 8 * k + 4);
+        // Not constant: an overlapped launch may still have written it.
+        query_[k][h] = there ? __ldcg(from + 8 * k) : 0;
+        query_[k][h + 2] = there ? __ldcg(from + 8 * k + 4) : 0;
       }
     }
     prim::wait_copies();
