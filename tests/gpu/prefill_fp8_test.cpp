@@ -152,6 +152,46 @@ TEST_F(GpuPrefillContext, InChunksAgreesWithTheOracle) {
     }
 }
 
+// The same tensors and pages, in steps where the other requests have no context. In fp32, where another order shows.
+TEST_F(GpuPrefillContext, OfNeighboursDoesNotChangeBatchInvariantBits) {
+  for (Dtype dtype : {Dtype::bf16, Dtype::fp8_e4m3}) {
+    PrefillCase c = context_case({{40, 40, 350}, {33, 20, 0}, {1, 1, 701}, {65, 65, 1}, {30, 50, 264}});
+    c.dtype = dtype;
+    c.out_dtype = Dtype::f32;
+    c.context_workspace_bytes = workspace_for_chunks(backend(), c, 1).value();
+    const auto step = DevicePrefillStep::make(backend(), c, {.policy = Policy::batch_invariant(128)});
+    std::vector<std::int32_t> chunks;
+    const auto run = [&](const std::vector<std::int32_t>& context_lens) {
+      ContextExpander expander(backend(), step->batch());
+      PrefillArgs args = step->args(stream());
+      expander.attach(args);
+      PrefillLengths lengths = step->batch().lengths();
+      lengths.context_lens = context_lens;
+      const auto metadata = step->builder.build(0, lengths, stream()).value();
+      chunks.push_back(metadata.chunks());
+      ASSERT_TRUE(succeeded(step->poison()));
+      ASSERT_TRUE(succeeded(prefill(metadata, args)));
+      ASSERT_TRUE(succeeded(backend().synchronize(stream())));
+      ASSERT_TRUE(succeeded(step->device.download_outputs(step->batch())));
+    };
+    const auto given = step->batch().lengths().context_lens;
+    const std::vector<std::int32_t> all(given.begin(), given.end());
+    run(all);
+    std::vector<std::vector<std::byte>> expected;
+    for (std::int32_t r = 0; r < static_cast<std::int32_t>(all.size()); ++r)
+      expected.push_back(step->batch().result_bits(r));
+    for (std::size_t kept = 0; kept < all.size(); ++kept) {
+      std::vector<std::int32_t> lens(all.size(), 0);
+      lens[kept] = all[kept];
+      run(lens);
+      EXPECT_EQ(step->batch().result_bits(static_cast<std::int32_t>(kept)), expected[kept])
+          << dtype_name(dtype) << " request " << kept;
+    }
+    EXPECT_GT(chunks.front(), 2);
+    EXPECT_EQ(chunks[2], 0);  // the one that has no context, kept
+  }
+}
+
 // The plans of the new tokens and of every chunk.
 TEST_F(GpuPrefillContext, PlansMayLieInTheCallersMemory) {
   PrefillCase c = context_case({{40, 40, 350}, {33, 20, 0}, {1, 1, 701}});
