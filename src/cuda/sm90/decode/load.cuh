@@ -120,35 +120,42 @@ class TokenLoader {
     return cursor.clamped(place.page) * kv_.page_stride_bytes + place.token * kv_.token_stride_bytes;
   }
 
+  // A warp's tokens are the `warp`-th of every slab and the fourth after it: by turns, their places in the stage then
+  // differ by constants, and little is left to compute beside the copies, which is what takes a loader's time. A
+  // token's latent columns are whole warps of chunks; its rope columns are eight, so four tokens' are copied at once.
   __device__ void load(const KvCursor<Config>& cursor, std::int64_t offset, std::byte* stage,
                        prim::Barrier (&full)[Config::kParts]) const {
-    // A warp's tokens are the `warp`-th of every slab and the fourth after it: by turns, their places in the stage then
-    // differ by constants, and little is left to compute beside the copies, which is what takes a loader's time.
-    const auto place = [&](int token) {
-      return prim::shared_address(stage) + token * kRowBytes + ((lane() % 8) ^ token) * 16;
+    const std::int32_t eighth = lane() / 8, chunk = lane() % 8;
+    const auto row = [&](int token) {  // of the first slabs, where this lane's chunk of its first group goes
+      const std::int32_t r = warp() + token % 2 * 4;
+      return prim::shared_address(stage) + token / 2 * Config::kSlabBytes + r * kRowBytes + (chunk ^ r) * 16;
     };
-    std::uint32_t group[kSteps];  // of this lane's chunk
+    std::uint32_t group[kSteps];
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) group[step] = Config::group_offset(step * 4 + lane() / 8);
-    const std::uint32_t to[2] = {place(warp()), place(warp() + 4)};
-    const std::byte* data = static_cast<const std::byte*>(kv_.data) + lane() * 16;
+    for (int step = 0; step < kSteps; ++step) group[step] = Config::group_offset(step * 4 + eighth);
+    const std::uint32_t to[2] = {row(0), row(1)}, rope = row(eighth) + Config::kRopeOffset;
+    const std::byte* data = static_cast<const std::byte*>(kv_.data);
+    const std::byte* rope_data = data + Config::kLatent * 2 + chunk * 16;
+    data += lane() * 16;
     const std::int32_t left = cursor.tokens() - warp();
 #pragma unroll
     for (int i = 0; i < kTokens; ++i) {
       const std::byte* from = data + __shfl_sync(~0u, offset, i);
 #pragma unroll
       for (int step = 0; step < kSteps; ++step)
-        if (step * 32 + lane() < kChunks)
-          prim::copy_16(to[i % 2] + group[step] + i / 2 * Config::kSlabBytes, from + step * 512, i * 4 < left);
+        prim::copy_16(to[i % 2] + group[step] + i / 2 * Config::kSlabBytes, from + step * 512, i * 4 < left);
+      if (i % 4 == 3)
+        prim::copy_16(rope + (i - 3) / 2 * Config::kSlabBytes, rope_data + __shfl_sync(~0u, offset, i - 3 + eighth),
+                      (i - 3 + eighth) * 4 < left);
     }
 #pragma unroll
     for (prim::Barrier& part : full) part.arrive_after_copies();
   }
 
  private:
-  static constexpr int kTokens = Config::kTokens / 4;  // a warp's share of a block
-  static constexpr int kChunks = Config::kWidth / 8;
-  static constexpr int kSteps = (kChunks + 31) / 32;
+  static constexpr int kTokens = Config::kTokens / 4;       // a warp's share of a block
+  static constexpr int kSteps = Config::kLatent * 2 / 512;  // a warp copies 512 bytes at once
+  static_assert(kTokens % 4 == 0 && Config::kLatent * 2 % 512 == 0);
   __device__ static std::int32_t lane() { return static_cast<std::int32_t>(threadIdx.x) % 32; }
   __device__ static std::int32_t warp() { return static_cast<std::int32_t>(threadIdx.x) / 32 % 4; }
 

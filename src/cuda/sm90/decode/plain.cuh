@@ -11,9 +11,9 @@
 // values of block b - 1.
 //
 //   role        registers                                        a thread     where threads load
-//   scorer      Q 112, S 24, the rest 32                         168          144, Q 80
+//   scorer      Q 112, S 24, the rest 32                         168          152, Q 96
 //   values x 2  O 128, the rest 32                               160          160
-//   loader      one warp of four works                           24           48, all four
+//   loader      one warp of four works                           24           40, all four
 //   shared      3 x 55,296 kv + 57,344 of Q + tables             (latent 512)
 //
 // A long file: the roles share barriers, tables and a budget of registers, and are read against each other.
@@ -38,11 +38,11 @@ inline constexpr int kLateProducts = 12;  // of a block's scores, still running 
 // column groups. The others lie in shared memory.
 template <class Config, bool kThreadsLoad>
 struct Roles {
-  static constexpr int kLoaderRegisters = kThreadsLoad ? 48 : 24;
-  static constexpr int kScorerRegisters = kThreadsLoad ? 144 : 168;
+  static constexpr int kLoaderRegisters = kThreadsLoad ? 40 : 24;
+  static constexpr int kScorerRegisters = kThreadsLoad ? 152 : 168;
   static_assert(kLoaderRegisters + kScorerRegisters + 2 * kValueRegisters <= 4 * launch_registers(kThreads));
 
-  static constexpr int kInRegisters = Config::kGroups * (kThreadsLoad ? 5 : 7) / 9;
+  static constexpr int kInRegisters = Config::kGroups * (kThreadsLoad ? 6 : 7) / 9;
   static constexpr int kShared = Config::kGroups - kInRegisters;
   // Groups for the registers come through shared memory, as far as there is room, or else straight from memory.
   static constexpr int kBuffers = Config::kGroups < 7 ? Config::kGroups : 7;
