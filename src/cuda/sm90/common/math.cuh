@@ -18,7 +18,8 @@ inline constexpr float kSlack = 6.0f;
 inline constexpr float kLn2 = 0.6931471805599453f;
 inline constexpr float kLog2E = 1.4426950408889634f;
 
-__device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
+__device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
+__device__ __forceinline__ float minus_infinity() { return -infinity(); }
 
 __device__ __forceinline__ float exp2_fast(float x) {
   float y;
@@ -37,7 +38,8 @@ __device__ __forceinline__ float reciprocal_fast(float x) {
   return y;
 }
 
-// A row that has seen nothing has reference -inf; its probabilities are 2^(-inf - 0) = 0.
+// A row that has seen nothing has reference -inf; its probabilities are 2^(-inf - 0) = 0. One that is not there may
+// have +inf, which no score moves; its probabilities are 2^(x - inf) = 0.
 __device__ __forceinline__ float usable(float reference) { return reference == minus_infinity() ? 0.0f : reference; }
 
 struct Reference {

@@ -121,19 +121,19 @@ class TokenLoader {
   }
 
   // A warp's tokens are the `warp`-th of every slab and the fourth after it: by turns, their places in the stage then
-  // differ by constants, and little is left to compute beside the copies, which is what takes a loader's time. A
-  // token's latent columns are whole warps of chunks; its rope columns are eight, so four tokens' are copied at once.
+  // differ by constants, and little is computed beside the copies. A token's latent columns are whole warps of chunks;
+  // its rope columns are eight chunks, so four tokens' are copied at once.
   __device__ void load(const KvCursor<Config>& cursor, std::int64_t offset, std::byte* stage,
                        prim::Barrier (&full)[Config::kParts]) const {
-    const std::int32_t eighth = lane() / 8, chunk = lane() % 8;
-    const auto row = [&](int token) {  // of the first slabs, where this lane's chunk of its first group goes
-      const std::int32_t r = warp() + token % 2 * 4;
-      return prim::shared_address(stage) + token / 2 * Config::kSlabBytes + r * kRowBytes + (chunk ^ r) * 16;
+    const std::int32_t quarter = lane() / 8, chunk = lane() % 8;
+    const auto place = [&](int i) {  // of this lane's chunk of the warp's i-th token, in the first column group
+      const std::int32_t row = warp() + i % 2 * 4;
+      return prim::shared_address(stage) + i / 2 * Config::kSlabBytes + row * kRowBytes + (chunk ^ row) * 16;
     };
     std::uint32_t group[kSteps];
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) group[step] = Config::group_offset(step * 4 + eighth);
-    const std::uint32_t to[2] = {row(0), row(1)}, rope = row(eighth) + Config::kRopeOffset;
+    for (int step = 0; step < kSteps; ++step) group[step] = Config::group_offset(step * 4 + quarter);
+    const std::uint32_t to[2] = {place(0), place(1)}, rope = place(quarter) + Config::kRopeOffset;
     const std::byte* data = static_cast<const std::byte*>(kv_.data);
     const std::byte* rope_data = data + Config::kLatent * 2 + chunk * 16;
     data += lane() * 16;
@@ -145,8 +145,8 @@ class TokenLoader {
       for (int step = 0; step < kSteps; ++step)
         prim::copy_16(to[i % 2] + group[step] + i / 2 * Config::kSlabBytes, from + step * 512, i * 4 < left);
       if (i % 4 == 3)
-        prim::copy_16(rope + (i - 3) / 2 * Config::kSlabBytes, rope_data + __shfl_sync(~0u, offset, i - 3 + eighth),
-                      (i - 3 + eighth) * 4 < left);
+        prim::copy_16(rope + (i - 3) / 2 * Config::kSlabBytes, rope_data + __shfl_sync(~0u, offset, i - 3 + quarter),
+                      (i - 3 + quarter) * 4 < left);
     }
 #pragma unroll
     for (prim::Barrier& part : full) part.arrive_after_copies();

@@ -81,9 +81,9 @@ class Scorer {
   __device__ void begin(const Piece& piece) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      // Rows that are not there have queries of zero, and no score moves them: probabilities of zero. Products with
-      // zeros take less of the power that limits the clock.
-      reference_[h] = fragment_row(at_, h) < piece.rows ? minus_infinity() : -minus_infinity();
+      // Rows that are not there have queries of zero, and no score moves their reference: probabilities of zero.
+      // Products with zeros take less of the power that limits the clock.
+      reference_[h] = fragment_row(at_, h) < piece.rows ? minus_infinity() : infinity();
       sum_[h] = 0;
       bound_[h] = row_bound(call_, piece, piece.first_row() + min(fragment_row(at_, h), piece.rows - 1));
       asm volatile("" : "+r"(bound_[h]));  // now, before the query takes the registers
