@@ -43,11 +43,12 @@ INSTANTIATE_TEST_SUITE_P(Shards, GpuGrid, ::testing::Range<std::size_t>(0, kShar
 
 class GpuDecode : public OnGpu {};
 
-// Heads that reach every kernel, by page sizes that reach both loaders.
+// Heads that reach every kernel, with whole tiles and with rows that are not there, by page sizes that reach both
+// loaders.
 TEST_F(GpuDecode, EveryKernelTakesEveryPageSize) {
   std::size_t index = 0;
   for (std::int32_t page : {1, 7, 8, 16, 24, 32, 64, 100, 128})
-    for (std::int32_t heads : {1, 16, 32, 40, 48, 64, 128}) {
+    for (std::int32_t heads : {1, 16, 32, 40, 48, 50, 64, 100, 128}) {
       DecodeCase c = gpu_case({{1, 130}, {1, page}, {1, 0}, {1, 77}}, heads, page);
       if (index % 2 == 1) c.kv_format = KvFormat::f16, c.q_dtype = c.out_dtype = Dtype::f16;
       c.latent = index % 5 == 4 ? 256 : 512;
