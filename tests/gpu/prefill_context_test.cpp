@@ -53,6 +53,7 @@ TEST_F(GpuPrefillContext, OfNeighboursDoesNotChangeBatchInvariantBits) {
     c.context_workspace_bytes = workspace_for_chunks(backend(), c, 1).value();
     const auto step = DevicePrefillStep::make(backend(), c, {.policy = Policy::batch_invariant(128)});
     std::vector<std::int32_t> chunks;
+    int compared = 0;
     const auto run = [&](const std::vector<std::int32_t>& context_lens) {
       ContextExpander expander(backend(), step->batch());
       PrefillArgs args = step->args(stream());
@@ -65,12 +66,15 @@ TEST_F(GpuPrefillContext, OfNeighboursDoesNotChangeBatchInvariantBits) {
       ASSERT_TRUE(succeeded(prefill(metadata, args)));
       ASSERT_TRUE(succeeded(backend().synchronize(stream())));
       ASSERT_TRUE(succeeded(step->device.download_outputs(step->batch())));
+      if (!expander.finished().ok()) return;  // not all of the context was there
+      const Comparison result = compare_prefill(step->prepared, step->builder.math(), expander.expanded());
+      EXPECT_TRUE(result.ok) << c.name() << ": " << result.message;
+      ++compared;
     };
     const auto given = step->batch().lengths().context_lens;
     const std::vector<std::int32_t> all(given.begin(), given.end());
     run(all);
-    const Comparison result = step->compared();
-    EXPECT_TRUE(result.ok) << result.message;
+    EXPECT_EQ(compared, 1);
     std::vector<std::vector<std::byte>> expected;
     for (std::int32_t r = 0; r < static_cast<std::int32_t>(all.size()); ++r)
       expected.push_back(step->batch().result_bits(r));
