@@ -55,6 +55,9 @@ struct Piece {
   }
   __device__ bool split() const { return record.partial_row >= 0; }
   __device__ std::int32_t first_row() const { return record.row_begin + row_begin; }
+  __device__ bool has(std::int32_t r) const { return r < rows; }
+  // Of row r; of the last row for those that are not there.
+  __device__ std::int32_t packed_row(std::int32_t r) const { return first_row() + min(r, rows - 1); }
 };
 
 // The records of one thread block. Each read is made anew where it stands: registers are too few to keep a record over

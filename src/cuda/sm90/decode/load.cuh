@@ -177,14 +177,15 @@ __device__ void load_blocks(Storage& s, const KernelCall& call, const Share& sha
   }
 }
 
-// Where a row's query values lie. Rows past the query tensor are clamped to its last token.
+// Where a row's query values lie; a row that is not there has those of the last. Rows past the query tensor are clamped
+// to its last token.
 template <class Half>
 struct QueryRow {
   const Half* nope;
   const Half* rope;
 
   __device__ QueryRow(const KernelCall& call, const Piece& piece, std::int32_t r) {
-    const RowAddress at(call, piece.first_row() + r);
+    const RowAddress at(call, piece.packed_row(r));
     const std::int64_t token = min(at.token, call.query_tokens - 1), head = at.head;
     nope = static_cast<const Half*>(call.q.nope) + token * call.q.nope_token_stride + head * call.q.nope_head_stride;
     rope = static_cast<const Half*>(call.q.rope) + token * call.q.rope_token_stride + head * call.q.rope_head_stride;

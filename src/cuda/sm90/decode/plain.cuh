@@ -83,9 +83,9 @@ class Scorer {
     for (int h = 0; h < 2; ++h) {
       // Rows that are not there have queries of zero, and no score moves their reference: probabilities of zero.
       // Products with zeros take less of the power that limits the clock.
-      reference_[h] = fragment_row(at_, h) < piece.rows ? minus_infinity() : infinity();
+      reference_[h] = piece.has(fragment_row(at_, h)) ? minus_infinity() : infinity();
       sum_[h] = 0;
-      bound_[h] = row_bound(call_, piece, piece.first_row() + min(fragment_row(at_, h), piece.rows - 1));
+      bound_[h] = row_bound(call_, piece, piece.packed_row(fragment_row(at_, h)));
       asm volatile("" : "+r"(bound_[h]));  // now, before the query takes the registers
     }
     least_bound_ = __reduce_min_sync(~0u, min(bound_[0], bound_[1]));
@@ -107,24 +107,23 @@ class Scorer {
   __device__ void load_query(const Piece& piece) {
     after_previous_launch();  // it may have written the query
     sync();                   // nobody reads the query of the piece before any more
-    const int last = piece.rows - 1;
     const int thread = static_cast<int>(threadIdx.x);
 #pragma unroll
     for (int i = 0; i < Config::kRows * 8 / kWarpgroup; ++i) {
       const int r = thread / 8 + i * (kWarpgroup / 8), chunk = thread % 8;
-      const QueryRow<Half> row(call_, piece, min(r, last));
+      const QueryRow<Half> row(call_, piece, r);
 #pragma unroll
       for (int buffer = 0; buffer < kShared + kStaged; ++buffer) {
         const Half* from = buffer + 1 == kShared ? row.rope
                            : buffer < kShared    ? row.nope + (kInRegisters + buffer) * 64
                                                  : row.nope + (buffer - kShared) * 64;
-        prim::copy_16(query_chunk(buffer, r, chunk), from + chunk * 8, r <= last);
+        prim::copy_16(query_chunk(buffer, r, chunk), from + chunk * 8, piece.has(r));
       }
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const bool there = fragment_row(at_, h) <= last;
-      const QueryRow<Half> row(call_, piece, min(fragment_row(at_, h), last));
+      const bool there = piece.has(fragment_row(at_, h));
+      const QueryRow<Half> row(call_, piece, fragment_row(at_, h));
       const auto* from = reinterpret_cast<const std::uint32_t*>(row.nope) + at_.lane % 4;
       asm volatile("" : "+l"(from));  // one address and constant offsets; the compiler would make one for each load
 #pragma unroll

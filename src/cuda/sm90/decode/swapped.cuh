@@ -64,7 +64,8 @@ class Consumer {
   static_assert(Config::kTokens == 64);
   using Half = typename Config::Half;
   static constexpr int kRows = Config::kRows;
-  static constexpr int kMine = kRows / 4;  // rows a thread has values of
+  using Held = HeldRows<Config, Storage<Config>>;
+  static constexpr int kMine = Held::kMine;
   using Scores = float[kRows / 2];
 
   __device__ Consumer(Storage<Config>& s, const KernelCall& call)
@@ -79,16 +80,14 @@ class Consumer {
       finish_values(ring_.ahead(blocks - 1));
     }
     ring_.count += blocks;
-    store(Sink(call_, piece));
+    Held{s_, at_, meet_, o_, sum_}.store(Sink(call_, piece));
   }
 
   __device__ Meeting& meeting() { return meet_; }
 
  private:
-  // A thread's fragments, of S^T and of each 64 rows of O^T: for each 8 rows j, rows 8j + 2 (lane % 4) + {0, 1} at
-  // positions 16 warp + lane / 4 and 8 further on. So its i-th row, and where that first stands:
-  __device__ int row(int i) const { return i / 2 * 8 + at_.lane % 4 * 2 + i % 2; }
-  __device__ static constexpr int low(int i) { return i / 2 * 4 + i % 2; }
+  __device__ int row(int i) const { return held_row(at_, i); }
+  __device__ static constexpr int low(int i) { return held_value(i); }
 
   __device__ void begin(const Piece& piece) {
     const int thread = static_cast<int>(threadIdx.x) - kWarpgroup;
@@ -96,7 +95,7 @@ class Consumer {
     load_query(piece, thread);
     if (thread < kRows) {
       s_.reference[thread] = minus_infinity();
-      s_.bound[thread] = row_bound(call_, piece, piece.first_row() + min(thread, piece.rows - 1));
+      s_.bound[thread] = row_bound(call_, piece, piece.packed_row(thread));
     }
     prim::wait_copies();
     prim::fence_async_proxy();
@@ -119,7 +118,7 @@ class Consumer {
 #pragma unroll 2
     for (int i = 0; i < kRows * 32 / kConsumers; ++i) {
       const int r = warp + i * (kConsumers / 32);
-      const QueryRow<Half> from(call_, piece, min(r, piece.rows - 1));
+      const QueryRow<Half> from(call_, piece, r);
 #pragma unroll
       for (int step = 0; step < (Config::kWidth / 8 + 31) / 32; ++step) {
         const int c = step * 32 + at_.lane;  // 16 bytes each
@@ -307,85 +306,6 @@ class Consumer {
       }
     }
   }
-
-  __device__ void store(const Sink& sink) {
-#pragma unroll
-    for (int i = 0; i < kMine; ++i) {
-#pragma unroll
-      for (int step = 4; step < 32; step *= 2) sum_[i] += __shfl_xor_sync(~0u, sum_[i], step);
-      if (at_.lane < 4) s_.exchange[4 * at_.side + at_.warp][row(i)] = sum_[i];
-    }
-    if (sink.partial()) give_largest();
-    meet_();
-    if (const int r = static_cast<int>(threadIdx.x) - kWarpgroup; r < kRows) finish_row(sink, r);
-    meet_();
-    if (sink.partial())
-      for_each_row([&](int r, const auto& values, float factor) {
-        if (const std::int64_t row = sink.partial_row(r); row >= 0)
-          Row(sink.workspace(), row).values[Order::vector(at_)] = packed<__half>(values, factor);
-      });
-    else
-      sink.with_type([&](auto element) {
-        for_each_row([&](int r, const auto& values, float factor) {
-          auto* row = reinterpret_cast<decltype(element)*>(sink.row(r));
-          if constexpr (sizeof(element) == 2)
-            Order::put_exchanged(row, at_, values, factor);
-          else if (row != nullptr)
-            Order::put(row, Order::vector(at_), values, factor);
-        });
-      });
-  }
-
-  __device__ void give_largest() {
-#pragma unroll
-    for (int i = 0; i < kMine; ++i) {
-      float largest = 0;
-#pragma unroll
-      for (int block = 0; block < Config::kHalfGroups; ++block)
-        largest = fmaxf(largest, fmaxf(fabsf(o_[block][low(i)]), fabsf(o_[block][low(i) + 2])));
-#pragma unroll
-      for (int step = 4; step < 32; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
-      if (at_.lane < 4) s_.largest[4 * at_.side + at_.warp][row(i)] = largest;
-    }
-  }
-
-  // By one thread a row: what follows from its sums.
-  __device__ void finish_row(const Sink& sink, int r) {
-    float sum = 0;
-#pragma unroll
-    for (int w = 0; w < 8; ++w) sum += s_.exchange[w][r];
-    const RowResult result(s_.reference[r], sum);
-    if (!sink.partial()) {
-      s_.stored[0][r] = s_.stored[1][r] = result.inverse;
-      sink.put_lse(r, result.lse);
-      return;
-    }
-    Tail tail{.lse = result.lse, .unused = 0};
-#pragma unroll
-    for (int side = 0; side < 2; ++side) {
-      float largest = 0;
-#pragma unroll
-      for (int w = 0; w < 4; ++w) largest = fmaxf(largest, s_.largest[4 * side + w][r]);
-      largest = divisor(largest);
-      tail.scale[side] = largest * result.inverse;
-      s_.stored[side][r] = reciprocal_fast(largest);
-    }
-    if (const std::int64_t row = sink.partial_row(r); row >= 0) *Row(sink.workspace(), row).tail = tail;
-  }
-
-  // Calls put(row, values, factor) with what this thread has of each of its rows.
-  template <class Put>
-  __device__ void for_each_row(const Put& put) const {
-#pragma unroll
-    for (int i = 0; i < kMine; ++i) {
-      float values[Row::kVector];
-#pragma unroll
-      for (int e = 0; e < Row::kVector; ++e) values[e] = o_[e / 2][low(i) + e % 2 * 2];
-      put(row(i), values, s_.stored[at_.side][row(i)]);
-    }
-  }
-  using Order = AsHeld<Config>;
-  using Row = PartialRow<Order, Config::kLatent>;
 
   __device__ void sync_side() const {
     if (at_.side == 0)

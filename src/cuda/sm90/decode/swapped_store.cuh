@@ -1,9 +1,15 @@
-// How the swapped kernel's output lies in partials, and how it is stored to the caller's rows.
+// The end of a piece of the swapped kernel: what follows from its sums, and its output in partials or in the caller's
+// rows.
 #pragma once
 
 #include "cuda/sm90/decode/merge.cuh"
 
 namespace latte::cuda::sm90::swapped {
+
+// A thread's fragments, of S^T and of each 64 rows of O^T: for each 8 rows j, rows 8j + 2 (lane % 4) + {0, 1} at
+// positions 16 warp + lane / 4 and 8 further on. So its i-th row, and where that first stands:
+__device__ __forceinline__ int held_row(const Lane& at, int i) { return i / 2 * 8 + at.lane % 4 * 2 + i % 2; }
+__device__ constexpr int held_value(int i) { return i / 2 * 4 + i % 2; }
 
 // What a thread has of a row: value e of kVector is of column 64 (e / 2) + 16 warp + 8 (e % 2) + lane / 4 of its side.
 // Vector 32 side + 8 warp + lane / 4 of a partial's row is just that.
@@ -46,6 +52,100 @@ struct AsHeld {
     const int lane = at.lane / 4, e = lane % kVector;
     row += at.side * (Config::kLatent / 2) + 64 * (e / 2) + 16 * at.warp + 8 * (e % 2) + lane / kVector * kVector;
     *reinterpret_cast<Words<kVector>*>(row) = vector;
+  }
+};
+
+// What a consumer has at the end of a piece: its half of the value columns of all rows, sums of its own blocks.
+// `Storage` is where both tell each other maxima, sums and factors.
+template <class Config, class Storage>
+struct HeldRows {
+  static constexpr int kRows = Config::kRows;
+  static constexpr int kMine = kRows / 4;  // rows a thread has values of
+  using Order = AsHeld<Config>;
+  using Row = PartialRow<Order, Config::kLatent>;
+
+  Storage& s;
+  const Lane& at;
+  Meeting& meet;  // both sides
+  const float (&o)[Config::kHalfGroups][kRows / 2];
+  float (&sum)[kMine];
+
+  __device__ void store(const Sink& sink) const {
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) {
+#pragma unroll
+      for (int step = 4; step < 32; step *= 2) sum[i] += __shfl_xor_sync(~0u, sum[i], step);
+      if (at.lane < 4) s.exchange[4 * at.side + at.warp][held_row(at, i)] = sum[i];
+    }
+    if (sink.partial()) give_largest();
+    meet();
+    if (const int r = static_cast<int>(threadIdx.x) - kWarpgroup; r < kRows) finish_row(sink, r);
+    meet();
+    if (sink.partial())
+      for_each_row([&](int r, const auto& values, float factor) {
+        if (const std::int64_t row = sink.partial_row(r); row >= 0)
+          Row(sink.workspace(), row).values[Order::vector(at)] = packed<__half>(values, factor);
+      });
+    else
+      sink.with_type([&](auto element) {
+        for_each_row([&](int r, const auto& values, float factor) {
+          auto* row = reinterpret_cast<decltype(element)*>(sink.row(r));
+          if constexpr (sizeof(element) == 2)
+            Order::put_exchanged(row, at, values, factor);
+          else if (row != nullptr)
+            Order::put(row, Order::vector(at), values, factor);
+        });
+      });
+  }
+
+ private:
+  __device__ void give_largest() const {
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) {
+      float largest = 0;
+#pragma unroll
+      for (int block = 0; block < Config::kHalfGroups; ++block)
+        largest = fmaxf(largest, fmaxf(fabsf(o[block][held_value(i)]), fabsf(o[block][held_value(i) + 2])));
+#pragma unroll
+      for (int step = 4; step < 32; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
+      if (at.lane < 4) s.largest[4 * at.side + at.warp][held_row(at, i)] = largest;
+    }
+  }
+
+  // By one thread a row: what follows from its sums.
+  __device__ void finish_row(const Sink& sink, int r) const {
+    float total = 0;
+#pragma unroll
+    for (int w = 0; w < 8; ++w) total += s.exchange[w][r];
+    const RowResult result(s.reference[r], total);
+    if (!sink.partial()) {
+      s.stored[0][r] = s.stored[1][r] = result.inverse;
+      sink.put_lse(r, result.lse);
+      return;
+    }
+    Tail tail{.lse = result.lse, .unused = 0};
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+      float largest = 0;
+#pragma unroll
+      for (int w = 0; w < 4; ++w) largest = fmaxf(largest, s.largest[4 * side + w][r]);
+      largest = divisor(largest);
+      tail.scale[side] = largest * result.inverse;
+      s.stored[side][r] = reciprocal_fast(largest);
+    }
+    if (const std::int64_t row = sink.partial_row(r); row >= 0) *Row(sink.workspace(), row).tail = tail;
+  }
+
+  // Calls put(row, values, factor) with what this thread has of each of its rows.
+  template <class Put>
+  __device__ void for_each_row(const Put& put) const {
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) {
+      float values[Row::kVector];
+#pragma unroll
+      for (int e = 0; e < Row::kVector; ++e) values[e] = o[e / 2][held_value(i) + e % 2 * 2];
+      put(held_row(at, i), values, s.stored[at.side][held_row(at, i)]);
+    }
   }
 };
 
