@@ -93,7 +93,7 @@ cudaError_t launch_decode(const DecodeKernel& kernel, const DecodeCall& call, st
   config.attrs = attributes;
   config.numAttrs = count;
   sm90::KernelCall kernel_call{call, sm90::Divider(call.heads)};
-  void* arguments[] = {&kernel_call, &map, &shape};
+  void* arguments[] = {&kernel_call, &shape, &map};
   return cudaLaunchKernelExC(&config, instance.function, arguments);
 }
 

@@ -367,8 +367,8 @@ class Values {
 
 template <class Config, bool kThreadsLoad>
 __global__ void __launch_bounds__(kThreads, 1)
-    decode_plain(const __grid_constant__ KernelCall call, const __grid_constant__ CUtensorMap map,
-                 const __grid_constant__ LaunchShape shape) {
+    decode_plain(const __grid_constant__ KernelCall call, const __grid_constant__ LaunchShape shape,
+                 const __grid_constant__ CUtensorMap map) {
   using Role = Roles<Config, kThreadsLoad>;
   static_assert(sizeof(Storage<Config>) <= kSharedLimit);
   extern __shared__ __align__(1024) std::byte shared[];
@@ -389,9 +389,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     s.first_query.init(kWarpgroup);
     prim::fence_barrier_init();
   }
-  __syncthreads();
   if (!shape.plan_is_ready) prim::wait_previous_launch();
   const Share share(call.plan, shape.blocks_a_worker);
+  __syncthreads();
   if (share.begin == share.end) {
     prim::wait_previous_launch();  // nobody may take this launch for done before that one
     return;

@@ -344,8 +344,8 @@ class Consumer {
 
 template <class Config>
 __global__ void __launch_bounds__(kThreads, 1)
-    decode_swapped(const __grid_constant__ KernelCall call, const __grid_constant__ CUtensorMap map,
-                   const __grid_constant__ LaunchShape shape) {
+    decode_swapped(const __grid_constant__ KernelCall call, const __grid_constant__ LaunchShape shape,
+                   const __grid_constant__ CUtensorMap map) {
   static_assert(sizeof(Storage<Config>) <= kSharedLimit);
   extern __shared__ __align__(1024) std::byte shared[];
   auto& s = *reinterpret_cast<Storage<Config>*>(shared);
@@ -358,9 +358,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     s.met.init(Meeting::kArrivals);
     prim::fence_barrier_init();
   }
-  __syncthreads();
   if (!shape.plan_is_ready) prim::wait_previous_launch();
   const Share share(call.plan, shape.blocks_a_worker);
+  __syncthreads();
   if (share.begin == share.end) {
     prim::wait_previous_launch();  // nobody may take this launch for done before that one
     return;
