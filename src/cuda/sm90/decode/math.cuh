@@ -10,9 +10,9 @@ namespace latte::cuda::sm90 {
 struct Lane {
   int side, warp, lane;
   __device__ Lane()
-      : side(static_cast<int>(threadIdx.x) / kWarpgroup - 1),
-        warp(static_cast<int>(threadIdx.x) / 32 % 4),
-        lane(static_cast<int>(threadIdx.x) % 32) {}
+      : side(static_cast<int>(threadIdx.x / kWarpgroup) - 1),
+        warp(static_cast<int>(threadIdx.x / 32 % 4)),
+        lane(static_cast<int>(threadIdx.x % 32)) {}
 };
 
 // Rows of the caller's output, or of partials.

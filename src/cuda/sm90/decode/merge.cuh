@@ -9,7 +9,8 @@
 
 namespace latte::cuda::sm90 {
 
-inline constexpr int kMergeThreads = 2 * kWarpgroup;
+inline constexpr int kMergeThreadsLog2 = 8, kMergeThreads = 1 << kMergeThreadsLog2;
+static_assert(kMergeThreads == 2 * kWarpgroup);
 inline constexpr int kBarrierMerge = 1;  // named barrier of the merging threads
 
 __device__ __forceinline__ void merge_sync() { prim::named_sync<kBarrierMerge, kMergeThreads>(); }
@@ -33,15 +34,16 @@ struct Meeting {
 //
 //   row:  vectors of side 0 | vectors of side 1        and, elsewhere, its Tail
 //
-// Order says which columns a vector has (kVector of them) and how it is written to the caller's row.
+// Order says which columns a vector has (kVector of them), and how a part of one is written to the caller's row.
 struct alignas(16) Tail {
-  float scale[2];  // what the sides' values are to be multiplied by
-  float lse, unused;
+  float scale[2];      // what the sides' values are to be multiplied by
+  float log2, unused;  // RowResult's
 };
 static_assert(sizeof(Tail) == DecodeWorkspace::kTailBytes);
 
-template <int kVector>
-using Words = std::conditional_t<kVector == 8, uint4, uint2>;  // so many values of 16 bits
+// So many values of 16 bits.
+template <int kValues>
+using Words = std::conditional_t<kValues == 8, uint4, std::conditional_t<kValues == 4, uint2, std::uint32_t>>;
 
 template <class Half, int kVector>
 __device__ Words<kVector> packed(const float (&values)[kVector], float factor) {
@@ -66,11 +68,11 @@ struct PartialRow {
 // What values up to `largest` are divided by, also where all are zero or one is infinite.
 __device__ __forceinline__ float divisor(float largest) { return fminf(fmaxf(largest, 0x1p-126f), 0x1p126f); }
 
-// Weighted sums of a vector of partials, exp(lse - reference) each. Empty = (-inf, 0, 0).
-template <int kVector>
+// Weighted sums of so many values of partials, 2^(log2 - reference) each. Empty = (-inf, 0, 0).
+template <int kValues>
 struct Joined {
   float reference = minus_infinity(), sum = 0;
-  float value[kVector]{};
+  float value[kValues]{};
 
   // Brings the sums to the highest reference; returns what weights are to be taken against.
   template <int kMore>
@@ -78,17 +80,17 @@ struct Joined {
     float highest = reference;
 #pragma unroll
     for (const float more : references) highest = fmaxf(highest, more);
-    const float base = usable(highest), factor = __expf(reference - base);
+    const float base = usable(highest), factor = exp2_fast(reference - base);
     reference = highest;
     sum *= factor;
 #pragma unroll
     for (float& v : value) v *= factor;
     return base;
   }
-  __device__ void add(const Words<kVector>& halves, float weight) {
-    const auto* pairs = reinterpret_cast<const __half2*>(&halves);
+  __device__ void add(const Words<kValues>& words, float weight) {
+    const auto* pairs = reinterpret_cast<const __half2*>(&words);
 #pragma unroll
-    for (int i = 0; i < kVector / 2; ++i) {
+    for (int i = 0; i < kValues / 2; ++i) {
       const float2 pair = __half22float2(pairs[i]);
       value[2 * i] += pair.x * weight;
       value[2 * i + 1] += pair.y * weight;
@@ -101,25 +103,26 @@ __device__ __forceinline__ void announce(const KernelCall& call, const Piece& pi
   if (threadIdx.x == kWarpgroup) prim::add_release(call.workspace.arrived + 2 * piece.record.tile + share.rank());
 }
 
-// What a thread block joins of a tile: so many vectors of its own rows.
+// What a thread block joins of a tile: one of as many equal parts of its own rows as there are pieces.
 struct Slice {
-  std::int32_t pieces;      // partials of the tile
-  std::int32_t row_step;    // rows from one partial to the next
-  std::int32_t begin, end;  // vectors, counted through the rows
-  std::int64_t first_row;   // of the first partial
+  std::int32_t pieces;     // partials of the tile
+  std::int32_t mine;       // which of them is this thread block's
+  std::int32_t row_step;   // rows from one partial to the next
+  std::int64_t first_row;  // of the first partial
 
-  __device__ Slice(const KernelCall& call, const Piece& piece, std::int32_t vectors)
+  __device__ Slice(const KernelCall& call, const Piece& piece)
       : row_step(piece.record.row_end - piece.record.row_begin) {
     const std::int32_t* partials = call.plan.reduce_indptr + piece.record.tile;
     const std::int32_t first = partials[0];
     pieces = partials[1] - first;
     const std::int32_t tile_row = call.plan.reduce_partial_map[first];
-    const std::int32_t mine = (piece.record.partial_row - tile_row) / row_step;
+    mine = (piece.record.partial_row - tile_row) / row_step;
     first_row = std::int64_t{tile_row} + piece.row_begin;
-    const std::int32_t total = piece.rows * vectors;  // times the most pieces still a 32-bit number
-    begin = total * mine / pieces;
-    end = total * (mine + 1) / pieces;
   }
+  // Where it begins among `total` items, which times the most pieces are still a 32-bit number; ends where the next one
+  // begins.
+  __device__ std::int32_t begin(std::int32_t total) const { return total * mine / pieces; }
+  __device__ std::int32_t end(std::int32_t total) const { return total * (mine + 1) / pieces; }
 };
 
 // A tile's partials, as far as this thread block is concerned: its rows, and which slice of them it joins. In which
@@ -128,29 +131,29 @@ template <class Config, class Order>
 class TileMerge {
  public:
   using Row = PartialRow<Order, Config::kLatent>;
-  using Sum = Joined<Row::kVector>;
-  static constexpr int kNumbers = sizeof(Sum) / sizeof(float);  // the reference first
-  static constexpr int kScratchBytes = 2 * kNumbers * 2 * kMergeThreads * sizeof(float);
+  static constexpr int kScratchBytes = 2 * sizeof(Joined<Row::kVector>) * 2 * kMergeThreads;
 
   __device__ TileMerge(const KernelCall& call, const Piece& piece, const Share& share)
       : call_(call),
         piece_(piece),
-        slice_(call, piece, Row::kVectors),
+        slice_(call, piece),
         thread_(static_cast<int>(threadIdx.x) - kWarpgroup),
         arrived_(call.workspace.arrived + 2 * piece.record.tile + share.rank()) {}
 
   // `scratch`: shared memory, kScratchBytes.
   __device__ void run(std::byte* scratch, Meeting& meet) {
     auto* sums = reinterpret_cast<float*>(scratch);
-    // Enough loads on their way at once to hide how long they take.
+    // Enough loads on their way at once to hide how long they take, and, where a slice is short, no more code than need
+    // be: it runs once, and is not in any cache by then.
+    constexpr int kPart = Config::kRows <= 16 ? Row::kVector / 2 : Row::kVector;
     if (slice_.pieces <= 2)
-      join<3, 2>(sums, meet);
+      join<Row::kVector, 3, 2>(sums, meet);
     else if (slice_.pieces <= 4)
-      join<2, 4>(sums, meet);
+      join<Row::kVector, 2, 4>(sums, meet);
     else if (slice_.pieces <= 8)
-      join<1, 8>(sums, meet);
+      join<kPart, 1, 8>(sums, meet);
     else
-      join<1, 9>(sums, meet);
+      join<kPart, 1, 9, true>(sums, meet);
   }
 
  private:
@@ -165,57 +168,60 @@ class TileMerge {
     merge_sync();
   }
 
-  // A slice is so many vectors of the tile's rows. Few partials: a thread takes several vectors at once. Many: 2^log2
-  // threads take one, each a run of its partials: up to twice as many as it loads at once, or, where there are so many
-  // that a slice has few vectors, as many while there are threads.
-  template <int kAtOnce, int kMore>
+  // Few partials: a thread takes several parts of kPart values at once. Many: 2^log2 threads take one, each a run of
+  // its partials: up to twice as many as it loads at once, or, where there are so many that a slice is short, as many
+  // while there are threads.
+  template <int kPart, int kAtOnce, int kMore, bool kRuns = false>
   __device__ void join(float* scratch, Meeting& meet) {
     int log2 = 0;
-    if constexpr (kAtOnce == 1) {
+    if constexpr (kRuns) {
       const int longest = slice_.pieces > 8 * kMore ? kMore : 2 * kMore;
       while (log2 < 5 && slice_.pieces > longest << log2) ++log2;
     }
-    const int threads = kMergeThreads >> log2, run = thread_ / threads;
+    const int threads = kMergeThreads >> log2, run = thread_ >> (kMergeThreadsLog2 - log2);
     const int run_begin = slice_.pieces * run >> log2, run_end = slice_.pieces * (run + 1) >> log2;
-    const int end = slice_.end;
-    if (slice_.begin == end) wait_for_all();
-    for (int turn = slice_.begin; turn < end; turn += kAtOnce * threads) {
-      const int first = turn + thread_ % threads;
+    const int total = piece_.rows * (Config::kLatent / kPart), begin = slice_.begin(total), end = slice_.end(total);
+    if (begin == end) wait_for_all();
+    for (int turn = begin; turn < end; turn += kAtOnce * threads) {
+      const int first = turn + (thread_ & (threads - 1));
       // Where sums go is known before there are any.
       Target targets[kAtOnce];
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) targets[i] = target(turn + (thread_ >> log2) + i * threads);
-      if (thread_ & ((1 << log2) - 1)) targets[0] = {};
-      if (turn == slice_.begin) wait_for_all();
-      Sum sums[kAtOnce];
+      for (int i = 0; i < kAtOnce; ++i) targets[i] = target<kPart>(turn + (thread_ >> log2) + i * threads, end);
+      if (kRuns && (thread_ & ((1 << log2) - 1))) targets[0] = {};
+      if (turn == begin) wait_for_all();
+      Joined<kPart> sums[kAtOnce];
       add_partials<kMore>(sums, first, threads, end - 1, run_begin, run_end);
-      if (log2 > 0) add_runs(sums[0], scratch, meet, log2);
+      if (kRuns && log2 > 0) add_runs(sums[0], scratch, meet, log2);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) store(sums[i], targets[i]);
     }
   }
 
-  // Partials [begin, end) of the vectors `first`, `first + step`, ... up to `last`, so many of each at once.
-  template <int kMore, int kAtOnce>
-  __device__ void add_partials(Sum (&sums)[kAtOnce], int first, int step, int last, int begin, int end) const {
+  // Partials [begin, end) of the parts `first`, `first + step`, ... up to `last`, so many of each at once.
+  template <int kMore, int kPart, int kAtOnce>
+  __device__ void add_partials(Joined<kPart> (&sums)[kAtOnce], int first, int step, int last, int begin,
+                               int end) const {
+    constexpr int kParts = Config::kLatent / kPart;
     for (int k = begin; k < end; k += kMore) {
       float references[kAtOnce][kMore], scales[kAtOnce][kMore];
-      Words<Row::kVector> halves[kAtOnce][kMore];
+      Words<kPart> words[kAtOnce][kMore];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const int at = min(first + i * step, last), v = at % Row::kVectors;
-        const std::int64_t row = slice_.first_row + at / Row::kVectors + std::int64_t{k} * slice_.row_step;
-        Row from(call_.workspace, row);
+        const auto at = static_cast<unsigned>(min(first + i * step, last)), part = at % kParts;
+        const std::int64_t row = slice_.first_row + at / kParts + std::int64_t{k} * slice_.row_step;
+        const Row from(call_.workspace, row);
+        const auto* values = reinterpret_cast<const Words<kPart>*>(from.values) + part;
+        const auto* tails = reinterpret_cast<const float4*>(from.tail);
 #pragma unroll
         for (int m = 0; m < kMore; ++m) {
           const bool there = k + m < end;
-          const float4 tail =
-              there ? __ldcg(reinterpret_cast<const float4*>(from.tail)) : make_float4(0, 0, minus_infinity(), 0);
-          halves[i][m] = there ? __ldcg(from.values + v) : Words<Row::kVector>{};
-          scales[i][m] = v < Row::kVectors / 2 ? tail.x : tail.y;
+          const float4 tail = there ? __ldcg(tails) : make_float4(0, 0, minus_infinity(), 0);
+          words[i][m] = there ? __ldcg(values) : Words<kPart>{};
+          scales[i][m] = part < kParts / 2 ? tail.x : tail.y;
           references[i][m] = tail.z;
-          from.values += slice_.row_step * Row::kVectors;
-          from.tail += slice_.row_step;
+          values += slice_.row_step * kParts;
+          tails += slice_.row_step;
         }
       }
 #pragma unroll
@@ -223,26 +229,28 @@ class TileMerge {
         const float base = sums[i].raise(references[i]);
 #pragma unroll
         for (int m = 0; m < kMore; ++m) {
-          const float weight = __expf(references[i][m] - base);
+          const float weight = exp2_fast(references[i][m] - base);
           sums[i].sum += weight;
-          sums[i].add(halves[i][m], weight * scales[i][m]);
+          sums[i].add(words[i][m], weight * scales[i][m]);
         }
       }
     }
   }
 
-  // A vector's runs, 2^log2 of them, are brought to neighbouring lanes and added up there; all of these get the sum.
-  //   scratch[turn % 2][number of the Sum][vector][run], vectors a word further apart than need be: threads of a warp
-  //   write a run's vectors, and read a vector's runs, mostly in different banks.
-  __device__ void add_runs(Sum& sum, float* scratch, Meeting& meet, int log2) const {
+  // The runs of a part, 2^log2 of them, are brought to neighbouring lanes and added up there; all of these get the sum.
+  //   scratch[turn % 2][number of the sum][part][run], parts a word further apart than need be: threads of a warp write
+  //   a run's parts, and read the runs of one, mostly in different banks.
+  template <int kPart>
+  __device__ void add_runs(Joined<kPart>& sum, float* scratch, Meeting& meet, int log2) const {
     const int runs = 1 << log2, threads = kMergeThreads >> log2;
+    constexpr int kNumbers = sizeof sum / sizeof(float);  // the reference first
     auto* numbers = reinterpret_cast<float*>(&sum);
     scratch += meet.count % 2 * (kNumbers * 2 * kMergeThreads);
-    float* mine = scratch + thread_ % threads * (runs + 1) + thread_ / threads;
+    float* mine = scratch + (thread_ & (threads - 1)) * (runs + 1) + (thread_ >> (kMergeThreadsLog2 - log2));
 #pragma unroll
     for (int i = 0; i < kNumbers; ++i) mine[i * 2 * kMergeThreads] = numbers[i];
     meet();
-    const float* theirs = scratch + (thread_ >> log2) * (runs + 1) + thread_ % runs;
+    const float* theirs = scratch + (thread_ >> log2) * (runs + 1) + (thread_ & (runs - 1));
 #pragma unroll
     for (int i = 0; i < kNumbers; ++i) numbers[i] = theirs[i * 2 * kMergeThreads];
     float highest = sum.reference;
@@ -253,26 +261,29 @@ class TileMerge {
       for (int i = 1; i < kNumbers; ++i) numbers[i] += __shfl_xor_sync(~0u, numbers[i], step);
   }
 
-  // Where a vector goes; nowhere if it is another thread's, or not there.
+  // Where a part goes; nowhere if it is another thread's, or not there.
   struct Target {
     std::byte* row = nullptr;
-    int v = 0;
+    unsigned column = 0;
     float* lse = nullptr;
   };
-  __device__ Target target(int at) const {
-    if (at >= slice_.end) return {};
+  template <int kPart>
+  __device__ Target target(int at, int end) const {
+    constexpr unsigned kParts = Config::kLatent / kPart;
+    if (at >= end) return {};
     Piece whole = piece_;
     whole.record.partial_row = -1;
     const Sink sink(call_, whole);
-    const int r = at / Row::kVectors, v = at % Row::kVectors;
-    return {sink.row(r), v, v == 0 ? sink.lse(r) : nullptr};
+    const unsigned r = static_cast<unsigned>(at) / kParts, part = static_cast<unsigned>(at) % kParts;
+    return {sink.row(r), Order::template column<kPart>(part), part == 0 ? sink.lse(r) : nullptr};
   }
-  __device__ void store(const Sum& sum, const Target& to) const {
-    if (to.lse != nullptr) *to.lse = sum.sum > 0 ? sum.reference + __logf(sum.sum) : minus_infinity();
+  template <int kPart>
+  __device__ void store(const Joined<kPart>& sum, const Target& to) const {
+    const RowResult result(sum.reference, sum.sum);
+    if (to.lse != nullptr) *to.lse = result.lse();
     if (to.row == nullptr) return;
-    const float inverse = sum.sum > 0 ? reciprocal_fast(sum.sum) : 0.0f;
     Sink(call_, piece_).with_type([&](auto element) {
-      Order::put(reinterpret_cast<decltype(element)*>(to.row), to.v, sum.value, inverse);
+      Order::put(reinterpret_cast<decltype(element)*>(to.row) + to.column, sum.value, result.inverse);
     });
   }
 

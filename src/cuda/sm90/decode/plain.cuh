@@ -298,7 +298,7 @@ class Values {
     for (int h = 0; h < 2; ++h) {
       const int r = fragment_row(at_, h);
       results[h] = s_.results[slot][r];
-      if (!sink.partial() && at_.side == 0 && at_.lane % 4 == 0) sink.put_lse(r, results[h].lse);
+      if (!sink.partial() && at_.side == 0 && at_.lane % 4 == 0) sink.put_lse(r, results[h].lse());
     }
     s_.sums_empty[slot].arrive();
     ++sums_.count;

@@ -19,11 +19,16 @@ struct AsHeld {
 
   __device__ static int vector(const Lane& at) { return 32 * at.side + 8 * at.warp + at.lane / 4; }
 
-  template <class Element>
-  __device__ static void put(Element* row, int v, const float (&values)[kVector], float factor) {
-    row += v / 32 * (Config::kLatent / 2) + 16 * (v / 8 % 4) + v % 8;
+  // The first column of the part-th kPart values of a row, and where the others are from there.
+  template <int kPart>
+  __device__ static unsigned column(unsigned part) {
+    const unsigned v = part * kPart / kVector, first = part * kPart % kVector;
+    return v / 32 * (Config::kLatent / 2) + 16 * (v / 8 % 4) + v % 8 + 64 * (first / 2);
+  }
+  template <class Element, int kPart>
+  __device__ static void put(Element* to, const float (&values)[kPart], float factor) {
 #pragma unroll
-    for (int e = 0; e < kVector; ++e) convert(values[e] * factor, row[64 * (e / 2) + 8 * (e % 2)]);
+    for (int e = 0; e < kPart; ++e) convert(values[e] * factor, to[64 * (e / 2) + 8 * (e % 2)]);
   }
 
   // The same with 16-bit values, by whole warps: eight lanes have columns side by side, and exchange them so that each
@@ -93,7 +98,7 @@ struct HeldRows {
           if constexpr (sizeof(element) == 2)
             Order::put_exchanged(row, at, values, factor);
           else if (row != nullptr)
-            Order::put(row, Order::vector(at), values, factor);
+            Order::put(row + Order::template column<Order::kVector>(Order::vector(at)), values, factor);
         });
       });
   }
@@ -120,10 +125,10 @@ struct HeldRows {
     const RowResult result(s.reference[r], total);
     if (!sink.partial()) {
       s.stored[0][r] = s.stored[1][r] = result.inverse;
-      sink.put_lse(r, result.lse);
+      sink.put_lse(r, result.lse());
       return;
     }
-    Tail tail{.lse = result.lse, .unused = 0};
+    Tail tail{.log2 = result.log2, .unused = 0};
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
       float largest = 0;

@@ -76,7 +76,7 @@ __device__ __forceinline__ void store_rows(const PrefillCall& call, const Piece&
     const int row = at.row(which);
     const bool there = row < stored_rows(call, piece);
     const float factor = results[which].inverse * piece.value_scale;
-    if (there && at.lane % 4 == 0) out.lse(row, results[which].lse);
+    if (there && at.lane % 4 == 0) out.lse(row, results[which].lse());
     if (piece.split()) {
       if (there) store_pairs(out.partial(row), o, which, factor, at.lane);
     } else if (call.out.dtype == Dtype::f32) {
