@@ -113,6 +113,7 @@ void print_json(const BenchRow& row, const Ceilings& ceilings, const MachineInfo
       {"policy", policy_text(row.policy)},
       {"time_us", row.time.median_us},
       {"spread_us", row.time.spread_us},
+      {"samples", row.time.samples},
       {"plan_us", row.plan.median_us},
       {"bytes", static_cast<std::int64_t>(row.bytes)},
       {"flops", static_cast<std::int64_t>(row.flops)},

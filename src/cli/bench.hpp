@@ -16,6 +16,7 @@ namespace latte::cli {
 struct Timing {
   double median_us = 0;
   double spread_us = 0;  // interquartile range
+  std::int64_t samples = 0;
 };
 // Sorts the samples.
 Timing summarize(std::span<double> samples_us);

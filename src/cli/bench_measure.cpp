@@ -149,7 +149,9 @@ BenchRow make_row(const BatchSpec& spec, const testkit::PrefillCase& description
 Timing summarize(std::span<double> samples_us) {
   if (samples_us.empty()) return {};
   std::sort(samples_us.begin(), samples_us.end());
-  return {.median_us = quantile(samples_us, 0.5), .spread_us = quantile(samples_us, 0.75) - quantile(samples_us, 0.25)};
+  return {.median_us = quantile(samples_us, 0.5),
+          .spread_us = quantile(samples_us, 0.75) - quantile(samples_us, 0.25),
+          .samples = static_cast<std::int64_t>(samples_us.size())};
 }
 
 double BenchRow::floor_us(const Ceilings& ceilings) const {

@@ -37,9 +37,10 @@ TEST(PrefillProgram, ABenchRowHasTheKeysOfDecodeAndItsArithmetic) {
   ASSERT_EQ(run.exit_code, 0) << run.err;
   const std::vector<Json> rows = json_lines(run.out);
   ASSERT_EQ(rows.size(), 2u);
-  const std::set<std::string> keys = {"op",     "backend",  "kernel",     "spec",     "heads",   "page",   "kv",
-                                      "policy", "time_us",  "spread_us",  "plan_us",  "bytes",   "flops",  "gbps",
-                                      "tflops", "floor_us", "over_floor", "ceilings", "machine", "commit", "math"};
+  const std::set<std::string> keys = {"samples",  "op",      "backend", "kernel",  "spec",      "heads",
+                                      "page",     "kv",      "policy",  "time_us", "spread_us", "plan_us",
+                                      "bytes",    "flops",   "gbps",    "tflops",  "floor_us",  "over_floor",
+                                      "ceilings", "machine", "commit",  "math"};
   const double pairs[] = {2 * 32 * 33 / 2, 38 + 39 + 40}, queries[] = {64, 3}, tokens[] = {64, 40};
   for (std::size_t i = 0; i < rows.size(); ++i) {
     std::set<std::string> found;
@@ -49,6 +50,7 @@ TEST(PrefillProgram, ABenchRowHasTheKeysOfDecodeAndItsArithmetic) {
     EXPECT_EQ(rows[i]["kv"], "fp8_e4m3");
     EXPECT_EQ(rows[i]["math"], "half");
     EXPECT_EQ(rows[i]["policy"], "uniform:1");
+    EXPECT_EQ(rows[i]["samples"], 3);
     EXPECT_DOUBLE_EQ(rows[i]["flops"].get<double>(), 2 * 2 * 320 * pairs[i]);
     EXPECT_DOUBLE_EQ(rows[i]["bytes"].get<double>(), 2 * (queries[i] * (192 + 128 * 2) + tokens[i] * 320));
     EXPECT_GT(rows[i]["time_us"].get<double>(), 0);

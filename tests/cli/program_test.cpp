@@ -216,9 +216,9 @@ TEST(Program, ABenchRowInJsonHasItsKeysAndAddsUp) {
   ASSERT_EQ(run.exit_code, 0) << run.err;
   const std::vector<Json> rows = json_lines(run.out);
   ASSERT_EQ(rows.size(), 3u);
-  const std::set<std::string> keys = {"op",     "backend",  "kernel",     "spec",     "heads",   "page",  "kv",
-                                      "policy", "time_us",  "spread_us",  "plan_us",  "bytes",   "flops", "gbps",
-                                      "tflops", "floor_us", "over_floor", "ceilings", "machine", "commit"};
+  const std::set<std::string> keys = {"samples", "op",     "backend",  "kernel",     "spec",     "heads",   "page",
+                                      "kv",      "policy", "time_us",  "spread_us",  "plan_us",  "bytes",   "flops",
+                                      "gbps",    "tflops", "floor_us", "over_floor", "ceilings", "machine", "commit"};
   const char* specs[] = {"2q1s64", "q3s100_q1s10", "4q1s1k"};
   const double kv_tokens[] = {128, 110, 4096}, queries[] = {2, 4, 4}, pairs[] = {128, 98 + 99 + 100 + 10, 4096};
   for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -233,6 +233,7 @@ TEST(Program, ABenchRowInJsonHasItsKeysAndAddsUp) {
     EXPECT_EQ(row["page"], 16);
     EXPECT_EQ(row["kv"], "bf16");
     EXPECT_EQ(row["policy"], "uniform:2");
+    EXPECT_EQ(row["samples"], 5);
     EXPECT_TRUE(row["machine"].is_string());
     EXPECT_TRUE(row["commit"].is_string());
     const double time = row["time_us"], bytes = row["bytes"], flops = row["flops"], floor = row["floor_us"];
