@@ -120,6 +120,11 @@ constexpr std::int32_t uniform_pieces(std::int32_t blocks, std::int32_t splits) 
 constexpr std::int32_t uniform_cut(std::int32_t blocks, std::int32_t pieces, std::int32_t i) {
   return blocks / pieces * i + blocks % pieces * i / pieces;
 }
+// Where `balanced` deals fewer pieces than there are workers, one each: worker w's records begin at this numerator over
+// `workers`. Those without a piece lie evenly between the others, as the places that they leave free do on a machine.
+constexpr std::int64_t spread_numerator(std::int64_t pieces, std::int32_t w, std::int32_t workers) {
+  return pieces * w + (workers - 1) / 2;
+}
 // A uniform candidate is worth a look while it adds few pieces and could still win. Both only get worse with n, so the
 // first that is not ends the search.
 constexpr bool uniform_can_win(std::int64_t extra_pieces, std::int64_t line_ticks, std::int64_t best,

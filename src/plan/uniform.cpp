@@ -47,6 +47,10 @@ Outcome emit_uniform(const Step& step, std::int32_t splits, const Buffers& buffe
       if (++worker == workers) worker = 0, ++row;
     }
   }
+  if (step.config.policy.kind == PolicyKind::balanced && records < workers)
+    for (std::int32_t w = 0; w <= step.config.workers; ++w)
+      buffers.indptr[static_cast<std::size_t>(w)] =
+          static_cast<std::int32_t>(spread_numerator(records, w, step.config.workers) / workers);
   return {.records = records, .makespan = -1, .splits = splits};
 }
 

@@ -93,6 +93,24 @@ TEST(Plan, UniformDealsItsPiecesInTurn) {
   expect_consistent(config, kExample, plan);
 }
 
+// Ten tiles of 16 + 64 ticks on eleven workers: any cut costs more than it moves, so each tile has a worker of its own.
+TEST(Plan, BalancedLeavesOutWorkersEvenly) {
+  const Batch batch = {.seq_lens = Ints(10, 1024), .query_start = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}};
+  PlanConfig config = example_config(11, Policy::balanced());
+  config.limits.max_requests = 10;
+  const Result<OwnedPlan> balanced = OwnedPlan::make(config, batch.lengths());
+  ASSERT_TRUE(balanced.ok()) << balanced.status().message();
+  EXPECT_EQ(balanced->plan().work_meta_data[kMetaSplits], 1);
+  EXPECT_EQ(to_vector(balanced->plan().work_indptr), (Ints{0, 1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10}));
+  expect_consistent(config, batch, balanced->plan());
+
+  config.policy = Policy::uniform(1);
+  const Result<OwnedPlan> uniform = OwnedPlan::make(config, batch.lengths());
+  ASSERT_TRUE(uniform.ok()) << uniform.status().message();
+  EXPECT_EQ(to_vector(uniform->plan().work_indptr), (Ints{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 10}));
+  EXPECT_EQ(to_vector(uniform->plan().work_info_set), to_vector(balanced->plan().work_info_set));
+}
+
 TEST(Plan, BatchInvariantCutsAtMultiplesOfTheChunk) {
   const PlanConfig config = example_config(2, Policy::batch_invariant(500));  // rounded up to 512
   const Result<OwnedPlan> owned = OwnedPlan::make(config, kExample.lengths());

@@ -35,6 +35,13 @@ struct UniformPieces {
         more(pieces - each * tiles.task.config.workers) {}
 
   LATTE_DEVICE std::int32_t first_record(std::int32_t w) const { return w * each + std::min(w, more); }
+  // The same as it is dealt: `balanced` leaves out workers evenly, where there are too many.
+  LATTE_DEVICE std::int32_t dealt_record(std::int32_t w) const {
+    const Task& task = step.task;
+    if (each > 0 || task.config.policy.kind != PolicyKind::balanced) return first_record(w);
+    const std::int64_t numerator = plan::spread_numerator(records, w, task.config.workers);
+    return static_cast<std::int32_t>(task.share.divide(static_cast<std::uint64_t>(numerator)).quotient);
+  }
   LATTE_DEVICE std::int32_t tile(std::int32_t piece) const {
     return uniform_tile(step, step.tiles.first_piece, n, records, 0, piece);
   }
