@@ -120,8 +120,8 @@ constexpr std::int32_t uniform_pieces(std::int32_t blocks, std::int32_t splits) 
 constexpr std::int32_t uniform_cut(std::int32_t blocks, std::int32_t pieces, std::int32_t i) {
   return blocks / pieces * i + blocks % pieces * i / pieces;
 }
-// Where `balanced` deals fewer pieces than there are workers, one each: worker w's records begin at this numerator over
-// `workers`. Those without a piece lie evenly between the others, as the places that they leave free do on a machine.
+// Where `balanced` deals fewer pieces than there are workers: worker w's records begin at this over `workers`. So idle
+// workers are spread over the machine, by the same words as in batch_invariant's deal of equal pieces.
 constexpr std::int64_t spread_numerator(std::int64_t pieces, std::int32_t w, std::int32_t workers) {
   return pieces * w + (workers - 1) / 2;
 }

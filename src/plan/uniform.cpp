@@ -1,5 +1,6 @@
 // uniform(n): every tile in n pieces of about the same length, piece i of the step on worker i mod workers. This is
-// what a plain launch over a static grid does, and the baseline that `balanced` must never lose to.
+// what a plain launch over a static grid does, and the baseline that `balanced` must never lose to. Where `balanced`
+// takes it over, it leaves out other workers.
 #include "plan/uniform.hpp"
 
 #include <algorithm>
@@ -34,8 +35,12 @@ Outcome emit_uniform(const Step& step, std::int32_t splits, const Buffers& buffe
   const std::int64_t workers = step.config.workers;
   // Worker w owns pieces w, w + workers, ...: its records lie together, so piece i goes to row i / workers of its list.
   const std::int64_t each = records / workers, more = records % workers;
-  for (std::int64_t w = 0; w <= workers; ++w)
-    buffers.indptr[static_cast<std::size_t>(w)] = static_cast<std::int32_t>(w * each + std::min(w, more));
+  const auto first_record = [&](std::int64_t w) { return w * each + std::min(w, more); };
+  // With fewer pieces than workers record i is piece i, and `balanced` only changes whose it is.
+  const bool spread = step.config.policy.kind == PolicyKind::balanced && records < workers;
+  for (std::int32_t w = 0; w <= step.config.workers; ++w)
+    buffers.indptr[static_cast<std::size_t>(w)] = static_cast<std::int32_t>(
+        spread ? spread_numerator(records, w, step.config.workers) / workers : first_record(w));
 
   std::int64_t worker = 0, row = 0;
   for (const Tile& tile : step.tiles) {
@@ -43,14 +48,10 @@ Outcome emit_uniform(const Step& step, std::int32_t splits, const Buffers& buffe
     emitter.begin_tile(tile, pieces);
     for (std::int32_t i = 0; i < pieces; ++i) {
       emitter.piece(uniform_cut(tile.blocks, pieces, i), uniform_cut(tile.blocks, pieces, i + 1),
-                    buffers.indptr[static_cast<std::size_t>(worker)] + row);
+                    first_record(worker) + row);
       if (++worker == workers) worker = 0, ++row;
     }
   }
-  if (step.config.policy.kind == PolicyKind::balanced && records < workers)
-    for (std::int32_t w = 0; w <= step.config.workers; ++w)
-      buffers.indptr[static_cast<std::size_t>(w)] =
-          static_cast<std::int32_t>(spread_numerator(records, w, step.config.workers) / workers);
   return {.records = records, .makespan = -1, .splits = splits};
 }
 

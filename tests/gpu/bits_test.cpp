@@ -194,7 +194,8 @@ TEST_F(GpuBits, OfASplitRowDoNotDependOnTheRowsOfItsTile) {
   };
   for (std::int32_t heads : {5, 10, 16, 20, 40})  // swapped16, 32, 48, plain and pairs
     for (std::int32_t splits : {2, 3, 4, 5, 8, 9, 18, 19, 36, 37, 72, 73}) expect_equal(heads, 512, splits);
-  for (std::int32_t heads : {5, 40}) expect_equal(heads, 256, 19);
+  for (std::int32_t heads : {5, 40})
+    for (std::int32_t splits : {5, 9, 19}) expect_equal(heads, 256, splits);
 }
 
 }  // namespace

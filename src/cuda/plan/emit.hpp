@@ -22,7 +22,8 @@ LATTE_DEVICE inline void number_tile(const Task& task, const TileArrays& tiles, 
 // A tile's pieces are cut by one of these. `tile`: where a piece belongs; `range`: the blocks of piece i of a tile;
 // `position`: where the piece's record goes.
 
-// Pieces are dealt round-robin, and the first `more` workers have one more than the others.
+// Pieces are dealt round-robin, and the first `more` workers have one more than the others. Whose records they are is
+// what `balanced` changes where there are fewer than workers.
 struct UniformPieces {
   const Step& step;
   std::int32_t n, records, each, more;
@@ -35,8 +36,7 @@ struct UniformPieces {
         more(pieces - each * tiles.task.config.workers) {}
 
   LATTE_DEVICE std::int32_t first_record(std::int32_t w) const { return w * each + std::min(w, more); }
-  // The same as it is dealt: `balanced` leaves out workers evenly, where there are too many.
-  LATTE_DEVICE std::int32_t dealt_record(std::int32_t w) const {
+  LATTE_DEVICE std::int32_t indptr(std::int32_t w) const {
     const Task& task = step.task;
     if (each > 0 || task.config.policy.kind != PolicyKind::balanced) return first_record(w);
     const std::int64_t numerator = plan::spread_numerator(records, w, task.config.workers);

@@ -80,7 +80,7 @@ struct Source {
 
 template <class Block>
 LATTE_DEVICE void deal_uniform(Block& block, const Step& step, const UniformPieces& cutting) {
-  block.for_each(step.task.config.workers, [&](std::int32_t w) { step.task.indptr()[w] = cutting.dealt_record(w); });
+  block.for_each(step.task.config.workers, [&](std::int32_t w) { step.task.indptr()[w] = cutting.indptr(w); });
 }
 
 template <class Block>

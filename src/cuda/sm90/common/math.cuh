@@ -81,10 +81,11 @@ __device__ __forceinline__ void convert(float value, __half& to) { to = __float2
 
 // What a row's probabilities add up to, and what follows from it.
 struct RowResult {
-  float inverse, log2;  // of all of it, the reference included
+  float inverse, lse_log2;
   __device__ RowResult(float reference, float sum)
-      : inverse(sum > 0 ? reciprocal_fast(sum) : 0.0f), log2(sum > 0 ? reference + log2_fast(sum) : minus_infinity()) {}
-  __device__ float lse() const { return log2 * kLn2; }
+      : inverse(sum > 0 ? reciprocal_fast(sum) : 0.0f),
+        lse_log2(sum > 0 ? reference + log2_fast(sum) : minus_infinity()) {}
+  __device__ float lse() const { return lse_log2 * kLn2; }
   RowResult() = default;
 };
 

@@ -10,7 +10,7 @@
 namespace latte::cuda {
 namespace {
 
-// The kernels find their slices of a tile by 32-bit products of pieces and vectors.
+// The kernels find their slices of a tile by 32-bit products of pieces and parts of rows, 4096 of these at most.
 constexpr std::int64_t kMostPieces = 32768;
 constexpr std::int64_t kLeastChunk = 256, kMostChunk = 4096;
 

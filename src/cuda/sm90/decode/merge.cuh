@@ -36,12 +36,12 @@ struct Meeting {
 //
 // Order says which columns a vector has (kVector of them), and how a part of one is written to the caller's row.
 struct alignas(16) Tail {
-  float scale[2];      // what the sides' values are to be multiplied by
-  float log2, unused;  // RowResult's
+  float scale[2];  // what the sides' values are to be multiplied by
+  float lse_log2, unused;
 };
 static_assert(sizeof(Tail) == DecodeWorkspace::kTailBytes);
 
-// So many values of 16 bits.
+// So many values of 16 bits: 8, 4 or 2.
 template <int kValues>
 using Words = std::conditional_t<kValues == 8, uint4, std::conditional_t<kValues == 4, uint2, std::uint32_t>>;
 
@@ -68,7 +68,7 @@ struct PartialRow {
 // What values up to `largest` are divided by, also where all are zero or one is infinite.
 __device__ __forceinline__ float divisor(float largest) { return fminf(fmaxf(largest, 0x1p-126f), 0x1p126f); }
 
-// Weighted sums of so many values of partials, 2^(log2 - reference) each. Empty = (-inf, 0, 0).
+// Weighted sums of so many values of partials, 2^(lse_log2 - reference) each. Empty = (-inf, 0, 0).
 template <int kValues>
 struct Joined {
   float reference = minus_infinity(), sum = 0;
@@ -119,8 +119,7 @@ struct Slice {
     mine = (piece.record.partial_row - tile_row) / row_step;
     first_row = std::int64_t{tile_row} + piece.row_begin;
   }
-  // Where it begins among `total` items, which times the most pieces are still a 32-bit number; ends where the next one
-  // begins.
+  // Of `total` items. Their product with the most pieces (choice.cpp) still is a 32-bit number.
   __device__ std::int32_t begin(std::int32_t total) const { return total * mine / pieces; }
   __device__ std::int32_t end(std::int32_t total) const { return total * (mine + 1) / pieces; }
 };
@@ -131,7 +130,11 @@ template <class Config, class Order>
 class TileMerge {
  public:
   using Row = PartialRow<Order, Config::kLatent>;
-  static constexpr int kScratchBytes = 2 * sizeof(Joined<Row::kVector>) * 2 * kMergeThreads;
+  // Where a slice is short, a thread takes half a vector of more than four partials: no more code than need be, as it
+  // runs once and is not in any cache by then.
+  static constexpr int kShort = Config::kRows <= 16 ? Row::kVector / 2 : Row::kVector;
+  static constexpr int kNumbers = sizeof(Joined<kShort>) / sizeof(float);  // the reference first
+  static constexpr int kScratchBytes = 2 * kNumbers * 2 * kMergeThreads * sizeof(float);
 
   __device__ TileMerge(const KernelCall& call, const Piece& piece, const Share& share)
       : call_(call),
@@ -143,17 +146,15 @@ class TileMerge {
   // `scratch`: shared memory, kScratchBytes.
   __device__ void run(std::byte* scratch, Meeting& meet) {
     auto* sums = reinterpret_cast<float*>(scratch);
-    // Enough loads on their way at once to hide how long they take, and, where a slice is short, no more code than need
-    // be: it runs once, and is not in any cache by then.
-    constexpr int kPart = Config::kRows <= 16 ? Row::kVector / 2 : Row::kVector;
+    // Enough loads on their way at once to hide how long they take.
     if (slice_.pieces <= 2)
       join<Row::kVector, 3, 2>(sums, meet);
     else if (slice_.pieces <= 4)
       join<Row::kVector, 2, 4>(sums, meet);
     else if (slice_.pieces <= 8)
-      join<kPart, 1, 8>(sums, meet);
+      join<kShort, 1, 8>(sums, meet);
     else
-      join<kPart, 1, 9, true>(sums, meet);
+      join<kShort, 1, 9, true>(sums, meet);
   }
 
  private:
@@ -168,18 +169,18 @@ class TileMerge {
     merge_sync();
   }
 
-  // Few partials: a thread takes several parts of kPart values at once. Many: 2^log2 threads take one, each a run of
-  // its partials: up to twice as many as it loads at once, or, where there are so many that a slice is short, as many
-  // while there are threads.
+  // Few partials: a thread takes several parts of kPart values at once. Many: 2^runs_log2 threads take one, each a run
+  // of its partials: up to twice as many as it loads at once, or, where there are so many that a slice is short, as
+  // many while there are threads.
   template <int kPart, int kAtOnce, int kMore, bool kRuns = false>
   __device__ void join(float* scratch, Meeting& meet) {
-    int log2 = 0;
+    int runs_log2 = 0;
     if constexpr (kRuns) {
       const int longest = slice_.pieces > 8 * kMore ? kMore : 2 * kMore;
-      while (log2 < 5 && slice_.pieces > longest << log2) ++log2;
+      while (runs_log2 < 5 && slice_.pieces > longest << runs_log2) ++runs_log2;
     }
-    const int threads = kMergeThreads >> log2, run = thread_ >> (kMergeThreadsLog2 - log2);
-    const int run_begin = slice_.pieces * run >> log2, run_end = slice_.pieces * (run + 1) >> log2;
+    const int threads = kMergeThreads >> runs_log2, run = thread_ >> (kMergeThreadsLog2 - runs_log2);
+    const int run_begin = slice_.pieces * run >> runs_log2, run_end = slice_.pieces * (run + 1) >> runs_log2;
     const int total = piece_.rows * (Config::kLatent / kPart), begin = slice_.begin(total), end = slice_.end(total);
     if (begin == end) wait_for_all();
     for (int turn = begin; turn < end; turn += kAtOnce * threads) {
@@ -187,12 +188,13 @@ class TileMerge {
       // Where sums go is known before there are any.
       Target targets[kAtOnce];
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) targets[i] = target<kPart>(turn + (thread_ >> log2) + i * threads, end);
-      if (kRuns && (thread_ & ((1 << log2) - 1))) targets[0] = {};
+      for (int i = 0; i < kAtOnce; ++i) targets[i] = target<kPart>(turn + (thread_ >> runs_log2) + i * threads, end);
+      if (kRuns && (thread_ & ((1 << runs_log2) - 1))) targets[0] = {};
       if (turn == begin) wait_for_all();
       Joined<kPart> sums[kAtOnce];
       add_partials<kMore>(sums, first, threads, end - 1, run_begin, run_end);
-      if (kRuns && log2 > 0) add_runs(sums[0], scratch, meet, log2);
+      if constexpr (kRuns)
+        if (runs_log2 > 0) add_runs(sums[0], scratch, meet, runs_log2);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) store(sums[i], targets[i]);
     }
@@ -237,20 +239,19 @@ class TileMerge {
     }
   }
 
-  // The runs of a part, 2^log2 of them, are brought to neighbouring lanes and added up there; all of these get the sum.
+  // The runs of a part, 2^runs_log2 of them, are brought to neighbouring lanes and added up there; all of these get the
+  // sum.
   //   scratch[turn % 2][number of the sum][part][run], parts a word further apart than need be: threads of a warp write
   //   a run's parts, and read the runs of one, mostly in different banks.
-  template <int kPart>
-  __device__ void add_runs(Joined<kPart>& sum, float* scratch, Meeting& meet, int log2) const {
-    const int runs = 1 << log2, threads = kMergeThreads >> log2;
-    constexpr int kNumbers = sizeof sum / sizeof(float);  // the reference first
+  __device__ void add_runs(Joined<kShort>& sum, float* scratch, Meeting& meet, int runs_log2) const {
+    const int runs = 1 << runs_log2, threads = kMergeThreads >> runs_log2;
     auto* numbers = reinterpret_cast<float*>(&sum);
     scratch += meet.count % 2 * (kNumbers * 2 * kMergeThreads);
-    float* mine = scratch + (thread_ & (threads - 1)) * (runs + 1) + (thread_ >> (kMergeThreadsLog2 - log2));
+    float* mine = scratch + (thread_ & (threads - 1)) * (runs + 1) + (thread_ >> (kMergeThreadsLog2 - runs_log2));
 #pragma unroll
     for (int i = 0; i < kNumbers; ++i) mine[i * 2 * kMergeThreads] = numbers[i];
     meet();
-    const float* theirs = scratch + (thread_ >> log2) * (runs + 1) + (thread_ & (runs - 1));
+    const float* theirs = scratch + (thread_ >> runs_log2) * (runs + 1) + (thread_ & (runs - 1));
 #pragma unroll
     for (int i = 0; i < kNumbers; ++i) numbers[i] = theirs[i * 2 * kMergeThreads];
     float highest = sum.reference;

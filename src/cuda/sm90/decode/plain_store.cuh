@@ -16,16 +16,16 @@ __device__ __forceinline__ int fragment_row(const Lane& at, int h) { return 16 *
 struct AsHeld {
   static constexpr int kVector = 8;
 
-  // The first column of the part-th kPart values of a row, and where the others are from there.
+  // The first column of a vector, and where the others are from there. Vectors are not parted.
   template <int kPart>
-  __device__ static unsigned column(unsigned part) {
-    const unsigned v = part * kPart / kVector, first = part * kPart % kVector;
-    return v / 4 * 32 + v % 4 * 2 + 8 * (first / 2);
+  __device__ static unsigned column(unsigned v) {
+    static_assert(kPart == kVector);
+    return v / 4 * 32 + v % 4 * 2;
   }
-  template <class Element, int kPart>
-  __device__ static void put(Element* to, const float (&values)[kPart], float factor) {
+  template <class Element>
+  __device__ static void put(Element* to, const float (&values)[kVector], float factor) {
 #pragma unroll
-    for (int i = 0; i < kPart / 2; ++i) {
+    for (int i = 0; i < kVector / 2; ++i) {
       const float low = values[2 * i] * factor, high = values[2 * i + 1] * factor;
       if constexpr (sizeof(Element) == 4)
         reinterpret_cast<float2*>(to)[4 * i] = make_float2(low, high);
@@ -63,7 +63,7 @@ struct HeldRow {
     const Row to(sink.workspace(), row);
     if (at.lane % 4 == 0) {
       to.tail->scale[at.side] = largest * result.inverse;
-      if (at.side == 0) to.tail->log2 = result.log2, to.tail->unused = 0;
+      if (at.side == 0) to.tail->lse_log2 = result.lse_log2, to.tail->unused = 0;
     }
     const float factor = reciprocal_fast(largest);
 #pragma unroll

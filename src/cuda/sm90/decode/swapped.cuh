@@ -359,7 +359,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     prim::fence_barrier_init();
   }
   if (!shape.plan_is_ready) prim::wait_previous_launch();
-  const Share share(call.plan, shape.blocks_a_worker);
+  const Share share(call.plan, shape.blocks_a_worker);  // asked for before the barriers are awaited
   __syncthreads();
   if (share.begin == share.end) {
     prim::wait_previous_launch();  // nobody may take this launch for done before that one

@@ -22,6 +22,7 @@ struct AsHeld {
   // The first column of the part-th kPart values of a row, and where the others are from there.
   template <int kPart>
   __device__ static unsigned column(unsigned part) {
+    static_assert(kVector % kPart == 0 && kPart % 2 == 0);
     const unsigned v = part * kPart / kVector, first = part * kPart % kVector;
     return v / 32 * (Config::kLatent / 2) + 16 * (v / 8 % 4) + v % 8 + 64 * (first / 2);
   }
@@ -128,7 +129,7 @@ struct HeldRows {
       sink.put_lse(r, result.lse());
       return;
     }
-    Tail tail{.log2 = result.log2, .unused = 0};
+    Tail tail{.lse_log2 = result.lse_log2, .unused = 0};
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
       float largest = 0;
