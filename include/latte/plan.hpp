@@ -51,13 +51,16 @@ const char* policy_name(PolicyKind kind);
 
 // What a piece of work is estimated to cost, in ticks (1 tick = 1 ns on the machine the constants were measured on).
 // A piece over b blocks of a tile with r rows costs  piece + b * (block + ceil(r / row_granule) * granule)  and, if it
-// is not the tile's first piece, split on top (a partial written, read again and joined).
+// is not the tile's first piece, split on top (a partial written, read again and joined). These are costs with all
+// workers at work. Where they share a memory that fewer of them can use up, blocks take less time while some rest:
+// `alone_percent` of it at least, in proportion to the workers down to there.
 struct CostModel {
   std::int32_t piece_ticks = 0;
   std::int32_t split_ticks = 0;
   std::int32_t block_ticks = 1;
   std::int32_t granule_ticks = 0;
   std::int32_t row_granule = 1;
+  std::int32_t alone_percent = 100;  // 1 .. 100; 100: a block takes as long whoever else works
 
   constexpr std::int64_t block(std::int32_t rows) const {
     const auto granule = static_cast<std::uint32_t>(row_granule);
@@ -107,7 +110,7 @@ enum MetaField : std::int32_t {
   kMetaHeads,
   kMetaRowTile,
   kMetaKvBlock,
-  kMetaSplits,  // what balanced chose: 0 = the cut line, n = uniform(n)
+  kMetaSplits,  // what balanced chose: 0 = the cut line, n = uniform(n), -n = equal pieces of at most n blocks
   kMetaMakespanLow,
   kMetaMakespanHigh,
   kMetaOffsetIndptr,
@@ -145,9 +148,10 @@ Result<Plan> make_plan(const PlanConfig& config, const StepLengths& lengths, std
 // offsets do not fit the buffer; check_plan looks at the rest.
 Result<Plan> view_plan(std::span<const std::int32_t> words);
 
-// Ticks of one record by the cost model, and of a whole plan: the largest sum over a worker's records. The
-// configuration is the one the plan was made with.
+// Ticks of one record with all workers at work; as its plan counts it, which may leave some without work on purpose;
+// and of a whole plan: the largest sum over a worker's records. The configuration is the one the plan was made with.
 std::int64_t record_ticks(const PlanConfig& config, const WorkRecord& record);
+std::int64_t record_ticks(const PlanConfig& config, const Plan& plan, const WorkRecord& record);
 std::int64_t makespan_ticks(const PlanConfig& config, const Plan& plan);
 // Sum over tiles of the cost of the unsplit tile: what a perfect split would share out. Errors are make_plan's.
 Result<std::int64_t> unsplit_ticks(const PlanConfig& config, const StepLengths& lengths);

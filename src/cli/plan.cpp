@@ -109,6 +109,9 @@ std::string choice_text(const Planned& planned) {
   const std::int32_t splits = planned.plan().work_meta_data[kMetaSplits];
   if (planned.config().op == Op::prefill)
     return splits == 0 ? "balanced, whole tiles and the last ones cut to fill the shares" : "balanced, whole tiles";
+  if (splits < 0)
+    return fmt::format("balanced, in equal pieces of at most {} tokens, one a worker",
+                       std::int64_t{-splits} * planned.config().kv_block);
   return splits == 0 ? "balanced, by equal shares of the work" : fmt::format("balanced, as uniform:{}", splits);
 }
 
@@ -153,7 +156,7 @@ void print_text(const Planned& planned, std::int32_t rows) {
     for (std::int32_t r = begin; r < end; ++r) {
       const WorkRecord& record = plan.work_info_set[static_cast<std::size_t>(r)];
       tokens += record.kv_end - record.kv_begin;
-      ticks += record_ticks(config, record);
+      ticks += record_ticks(config, plan, record);
       pieces += record.partial_row >= 0;
       if (r - begin < kNamed) work += (r > begin ? " " : "") + record_text(planned, record);
     }
@@ -190,7 +193,8 @@ void print_json(const Planned& planned) {
         {"split_ticks", config.cost.split_ticks},
         {"block_ticks", config.cost.block_ticks},
         {"granule_ticks", config.cost.granule_ticks},
-        {"row_granule", config.cost.row_granule}}},
+        {"row_granule", config.cost.row_granule},
+        {"alone_percent", config.cost.alone_percent}}},
       {"seq_lens", planned.lengths.seq_lens},
       {"query_start", planned.lengths.query_start},
       {"makespan_ticks", makespan_ticks(config, plan)},

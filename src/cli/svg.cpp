@@ -53,7 +53,7 @@ std::vector<Bar> place(const PlanConfig& config, const Plan& plan) {
     std::int64_t clock = 0;
     const auto at = static_cast<std::size_t>(w);
     for (std::int32_t r = plan.work_indptr[at]; r < plan.work_indptr[at + 1]; ++r) {
-      const std::int64_t ticks = record_ticks(config, plan.work_info_set[static_cast<std::size_t>(r)]);
+      const std::int64_t ticks = record_ticks(config, plan, plan.work_info_set[static_cast<std::size_t>(r)]);
       bars.push_back({.worker = w, .record = r, .begin_ticks = clock, .end_ticks = clock + ticks});
       clock += ticks;
     }

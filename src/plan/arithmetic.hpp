@@ -75,7 +75,8 @@ struct Cut {
   auto operator<=>(const Cut&) const = default;
 };
 
-// `balanced` tries the line with several snap distances, 0 to piece + split, then uniform(1) to uniform(16).
+// `balanced` tries the line with several snap distances, 0 to piece + split, then even pieces, then uniform(1) to
+// uniform(16).
 inline constexpr std::int32_t kSnapCandidates = 3;
 inline constexpr std::int32_t kMaxUniformCandidate = 16;
 
@@ -116,7 +117,7 @@ constexpr std::int64_t share_ticks(std::int64_t begin, std::int64_t end, bool in
 constexpr std::int32_t uniform_pieces(std::int32_t blocks, std::int32_t splits) {
   return std::clamp(blocks, std::int32_t{1}, splits);
 }
-// Block at which piece i of `pieces` begins: floor(blocks * i / pieces). At most 4096 pieces, so nothing overflows.
+// Block at which piece i of `pieces` begins: floor(blocks * i / pieces). At most 2^15 pieces, so nothing overflows.
 constexpr std::int32_t uniform_cut(std::int32_t blocks, std::int32_t pieces, std::int32_t i) {
   return blocks / pieces * i + blocks % pieces * i / pieces;
 }
@@ -125,6 +126,41 @@ constexpr std::int32_t uniform_cut(std::int32_t blocks, std::int32_t pieces, std
 constexpr std::int64_t spread_numerator(std::int64_t pieces, std::int32_t w, std::int32_t workers) {
   return pieces * w + (workers - 1) / 2;
 }
+// even(n): every tile in the fewest equal pieces of at most n blocks, one a worker, the others without work. It pays
+// where workers share memory (CostModel::alone_percent). `balanced` tries n = an equal share of the line, and by
+// sixteenths or single blocks up from there.
+inline constexpr std::int32_t kEvenCandidates = 12;
+constexpr bool even_can_win(const PlanConfig& config, std::int64_t tiles) {
+  constexpr std::int32_t kMostWorkers = 1 << 15;  // so that even_count()s can be added up
+  return config.cost.alone_percent < 100 && tiles <= config.workers && config.workers <= kMostWorkers;
+}
+constexpr std::int32_t even_blocks(std::int32_t candidate, std::int64_t share_blocks) {
+  const std::int64_t share = std::clamp<std::int64_t>(share_blocks, 1, 1 << 28);
+  return static_cast<std::int32_t>(share + std::max<std::int64_t>(candidate, share * candidate / 16));
+}
+constexpr std::int32_t even_pieces(std::int32_t blocks, std::int32_t most) {
+  return std::max(1, blocks_for(blocks, most));
+}
+// The same where more than `workers` are too many, however many there are.
+constexpr std::int32_t even_count(std::int32_t blocks, std::int32_t most, std::int32_t workers) {
+  return std::min(even_pieces(blocks, most), workers + 1);
+}
+// The tile's longest piece is its last one, which pays for the cut.
+constexpr std::int64_t even_ticks(std::int32_t blocks, std::int32_t most, std::int64_t block, const Fixed& fixed) {
+  const std::int32_t pieces = even_pieces(blocks, most);
+  return fixed.piece + (pieces > 1 ? fixed.split : 0) + blocks_for(blocks, pieces) * block;
+}
+// How long a block takes while only some workers are busy, in 1/1024 of its cost. `busy` of all: in 1/1024 too.
+inline constexpr std::int32_t kWhole = 1024;
+constexpr std::int32_t crowding(std::int32_t busy, const CostModel& cost) {
+  return std::clamp(busy, cost.alone_percent * kWhole / 100, kWhole);
+}
+// A piece's ticks then; the fixed ones stay as they are.
+constexpr std::int64_t relieved(std::int64_t ticks, std::int32_t crowding, const Fixed& fixed) {
+  const std::int64_t shared = std::max<std::int64_t>(ticks - fixed.both(), 0);
+  return ticks - shared + shared / kWhole * crowding + shared % kWhole * crowding / kWhole;
+}
+
 // A uniform candidate is worth a look while it adds few pieces and could still win. Both only get worse with n, so the
 // first that is not ends the search.
 constexpr bool uniform_can_win(std::int64_t extra_pieces, std::int64_t line_ticks, std::int64_t best,

@@ -1,7 +1,8 @@
 // balanced: lay the tiles on a line, each as long as it costs, and cut the line into `workers` equal shares. Cuts are
-// rounded to KV blocks and, in some candidates, snapped to tile edges nearby. uniform(1..16) are candidates too. The
-// one with the smallest estimated makespan wins; ties go to the one tried first. Every candidate is a scan or a search
-// over the line: nothing sorts, nothing depends on more than prefix sums, so that a device can do the same.
+// rounded to KV blocks and, in some candidates, snapped to tile edges nearby. uniform(1..16) are candidates too, and,
+// where workers share memory, equal pieces on fewer workers. The one with the smallest estimated makespan wins; ties go
+// to the one tried first. Every candidate is a scan or a search over the line: nothing sorts, nothing depends on more
+// than prefix sums, so that a device can do the same.
 //
 // Why it is within 1/8 of ideal (I = line / workers): a worker's share is I long; rounding moves each of its ends by at
 // most half a block; a share that begins inside a tile pays piece + split once more. So
@@ -10,6 +11,7 @@
 // least 2 * workers * (piece + split) of extra cost, so their makespan is >= ceil(I) + 2 * (piece + split), and
 // piece + split >= block by the definition of split_ticks().
 #include <algorithm>
+#include <optional>
 
 #include "plan/uniform.hpp"
 
@@ -92,6 +94,40 @@ Outcome emit_line(const Step& step, std::span<const Cut> cuts, const Buffers& bu
   return {.records = records, .makespan = -1, .splits = 0};
 }
 
+// Of even(most); none where there are more pieces than workers.
+std::optional<std::int64_t> even_makespan(const Step& step, std::int32_t most) {
+  const std::int32_t workers = step.config.workers;
+  std::int32_t pieces = 0;
+  std::int64_t longest = 0;
+  for (const Tile& tile : step.tiles) {
+    pieces += even_count(tile.blocks, most, workers);
+    longest = std::max(longest, even_ticks(tile.blocks, most, step.block(tile), step.fixed));
+  }
+  if (pieces > workers) return std::nullopt;
+  return relieved(longest, crowding(pieces * kWhole / workers, step.config.cost), step.fixed);
+}
+
+Outcome emit_even(const Step& step, std::int32_t most, const Buffers& buffers, Emitter& emitter) {
+  std::int64_t records = 0;
+  for (const Tile& tile : step.tiles) {
+    const std::int32_t pieces = even_pieces(tile.blocks, most);
+    emitter.begin_tile(tile, pieces);
+    for (std::int32_t i = 0; i < pieces; ++i)
+      emitter.piece(uniform_cut(tile.blocks, pieces, i), uniform_cut(tile.blocks, pieces, i + 1), records++);
+  }
+  const std::int32_t workers = step.config.workers;
+  for (std::int32_t w = 0; w <= workers; ++w)
+    buffers.indptr[static_cast<std::size_t>(w)] =
+        static_cast<std::int32_t>(spread_numerator(records, w, workers) / workers);
+  return {.records = records, .makespan = -1, .splits = -most};
+}
+
+Outcome emit_chosen(const Step& step, std::int32_t splits, std::span<const Cut> cuts, const Buffers& buffers,
+                    Emitter& emitter) {
+  if (splits == 0) return emit_line(step, cuts, buffers, emitter);
+  return splits < 0 ? emit_even(step, -splits, buffers, emitter) : emit_uniform(step, splits, buffers, emitter);
+}
+
 }  // namespace
 
 Outcome emit_balanced(const Step& step, const Buffers& buffers, Emitter& emitter) {
@@ -109,16 +145,22 @@ Outcome emit_balanced(const Step& step, const Buffers& buffers, Emitter& emitter
     std::swap(best_cuts, trial_cuts);
   }
 
+  const std::int64_t share_blocks = step.line_ticks / workers / step.config.cost.block(step.config.row_tile);
+  if (even_can_win(step.config, static_cast<std::int64_t>(step.tiles.size())))
+    for (std::int32_t i = 0; i < kEvenCandidates; ++i) {
+      const std::int32_t most = even_blocks(i, share_blocks);
+      if (const auto makespan = even_makespan(step, most); makespan && *makespan < best)
+        best = *makespan, splits = -most;
+    }
+
   for (std::int32_t n = 1; n <= kMaxUniformCandidate; ++n) {
     if (!uniform_can_win(uniform_extra_pieces(step, n), step.line_ticks, best, workers, step.fixed)) break;
     const std::int64_t makespan = uniform_makespan(step, n, buffers.loads);
     if (makespan < best) best = makespan, splits = n;
   }
 
-  Outcome outcome =
-      splits > 0 ? emit_uniform(step, splits, buffers, emitter) : emit_line(step, best_cuts, buffers, emitter);
+  Outcome outcome = emit_chosen(step, splits, best_cuts, buffers, emitter);
   outcome.makespan = best;
-  outcome.splits = splits;
   return outcome;
 }
 

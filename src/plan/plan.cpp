@@ -125,12 +125,21 @@ std::int64_t record_ticks(const PlanConfig& config, const WorkRecord& record) {
          (record.kv_begin > 0 ? plan::split_ticks(config) : 0);
 }
 
+std::int64_t record_ticks(const PlanConfig& config, const Plan& plan, const WorkRecord& record) {
+  const std::int64_t ticks = record_ticks(config, record);
+  if (plan.work_meta_data[kMetaSplits] >= 0) return ticks;
+  const std::int64_t busy = static_cast<std::int64_t>(plan.work_info_set.size()) * plan::kWhole / plan.workers();
+  const plan::Fixed fixed{.piece = config.cost.piece_ticks, .split = plan::split_ticks(config)};
+  return plan::relieved(
+      ticks, plan::crowding(static_cast<std::int32_t>(std::min<std::int64_t>(busy, plan::kWhole)), config.cost), fixed);
+}
+
 std::int64_t makespan_ticks(const PlanConfig& config, const Plan& plan) {
   std::int64_t makespan = 0;
   for (std::size_t w = 0; w + 1 < plan.work_indptr.size(); ++w) {
     std::int64_t load = 0;
     for (std::int32_t r = plan.work_indptr[w]; r < plan.work_indptr[w + 1]; ++r)
-      load += record_ticks(config, plan.work_info_set[static_cast<std::size_t>(r)]);
+      load += record_ticks(config, plan, plan.work_info_set[static_cast<std::size_t>(r)]);
     makespan = std::max(makespan, load);
   }
   return makespan;

@@ -6,9 +6,9 @@
 //   batch_invariant(c):  a tile with extent e has ceil(e / c) <= 1 + (e - 1) / c pieces (1 if e = 0), and a request's
 //               tiles are at most t(max_query), so  records <= tiles + t(max_query) * (total_kv / c).
 //               A split tile has at least one extra piece, so  partials <= 2 * t(max_query) * (total_kv / c) as well.
-//   balanced:   the cut line has W - 1 cuts, hence at most W - 1 extra pieces; uniform(n) is a candidate only with
-//               fewer than 2W extra pieces. So  records <= tiles + 2W - 1,  and as a split tile has at least one extra
-//               piece,  partials <= 2 * (2W - 1).
+//   balanced:   the cut line has W - 1 cuts, hence at most W - 1 extra pieces; even(n) is a candidate only with at most
+//               W pieces, uniform(n) only with fewer than 2W extra ones. So  records <= tiles + 2W - 1,  and as a split
+//               tile has at least one extra piece,  partials <= 2 * (2W - 1).
 //
 // Every partial has at most row_tile rows.
 //
@@ -62,6 +62,8 @@ Status check_config(const PlanConfig& config) {
   if (!in_range(cost.block_ticks)) return bad("cost.block_ticks", "0 .. 2^28", cost.block_ticks);
   if (!in_range(cost.granule_ticks)) return bad("cost.granule_ticks", "0 .. 2^28", cost.granule_ticks);
   if (cost.row_granule < 1) return bad("cost.row_granule", ">= 1", cost.row_granule);
+  if (cost.alone_percent < 1 || cost.alone_percent > 100)
+    return bad("cost.alone_percent", "1 .. 100", cost.alone_percent);
   if (cost.block(1) < 1) return bad("cost.block_ticks", "a block that costs >= 1", cost.block_ticks);
   return {};
 }

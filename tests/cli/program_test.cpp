@@ -166,7 +166,8 @@ TEST(Program, ThePlanInJsonIsAPlanOfItsBatch) {
                    .split_ticks = cost["split_ticks"],
                    .block_ticks = cost["block_ticks"],
                    .granule_ticks = cost["granule_ticks"],
-                   .row_granule = cost["row_granule"]};
+                   .row_granule = cost["row_granule"],
+                   .alone_percent = cost["alone_percent"]};
     config.limits = cli::parse_batch_spec(json["spec"].get<std::string>()).value().limits();
     config.limits.workers = config.workers;
     const Plan plan{meta, indptr, records, reduce, finals, partials};

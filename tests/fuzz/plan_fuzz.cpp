@@ -62,7 +62,8 @@ PlanConfig read_config(Bytes& in) {
                  .split_ticks = in.any_or_up_to(30000),
                  .block_ticks = in.any_or_up_to(5000),
                  .granule_ticks = in.any_or_up_to(5000),
-                 .row_granule = in.any_or_up_to(40)};
+                 .row_granule = in.any_or_up_to(40),
+                 .alone_percent = in.any_or_up_to(110)};
   config.limits = {.max_requests = in.any_or_up_to(40),
                    .max_query_tokens = in.any_or_up_to(config.op == Op::prefill ? 200 : 10),
                    .max_total_query_tokens = in.any_or_up_to(100),

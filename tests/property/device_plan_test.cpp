@@ -282,18 +282,21 @@ TEST(DevicePlan, HasTheWordsOfTheHostsPlanForLargeSteps) {
   expect_same_plans({.cases = 60, .options = {.max_requests = 1500, .max_workers = 800, .max_tiles = 3000}});
 }
 
-// Few tiles, many workers: where uniform candidates win, and where shares are shorter than a block.
+// Few tiles, many workers: where other candidates than lines win, and where shares are shorter than a block.
 TEST(DevicePlan, HasTheWordsOfTheHostsPlanWhenWorkersOutnumberBlocks) {
-  std::int32_t uniform_won = 0;
+  std::int32_t uniform_won = 0, even_won = 0;
   for_each_case({.cases = 3000, .options = {.op = Op::decode, .max_requests = 30, .max_workers = 400, .max_tiles = 40}},
                 [&](Rng& rng, PlanCase& c) -> Finding {
                   if (rng.one_in(2)) c.config.cost.split_ticks = c.config.cost.piece_ticks = 0;
                   if (rng.one_in(2)) c.config.kv_block = rng.in(200, 1000);
                   c.config.policy = Policy::balanced();
-                  uniform_won += GuardedPlan(c).plan().work_meta_data[kMetaSplits] > 1;
+                  const std::int32_t splits = GuardedPlan(c).plan().work_meta_data[kMetaSplits];
+                  uniform_won += splits > 1;
+                  even_won += splits < 0;
                   return same_plan(rng, c, c, c.tokens());
                 });
   EXPECT_GT(uniform_won, 0);
+  EXPECT_GT(even_won, 0);
 }
 
 std::int32_t wild(Rng& rng) { return rng.pick({INT32_MIN, -1, 0, 7, 1 << 20, INT32_MAX}); }

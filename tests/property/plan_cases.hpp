@@ -89,7 +89,7 @@ inline std::string describe(const PlanCase& c) {
   add("heads", p.heads), add("row_tile", p.row_tile), add("kv_block", p.kv_block), add("workers", p.workers);
   text += std::string(" mask=") + (p.mask == Mask::causal ? "causal" : "none");
   add("piece", p.cost.piece_ticks), add("split", p.cost.split_ticks), add("block", p.cost.block_ticks);
-  add("granule", p.cost.granule_ticks), add("row_granule", p.cost.row_granule);
+  add("granule", p.cost.granule_ticks), add("row_granule", p.cost.row_granule), add("alone", p.cost.alone_percent);
   add("max_requests", p.limits.max_requests), add("max_q", p.limits.max_query_tokens);
   add("max_total_q", p.limits.max_total_query_tokens), add("max_kv", p.limits.max_kv_tokens);
   add("max_total_kv", p.limits.max_total_kv_tokens), add("limits.workers", p.limits.workers);
@@ -104,7 +104,8 @@ inline CostModel random_cost(Rng& rng) {
                  .split_ticks = rng.one_in(5) ? 0 : rng.log_in(0, 20000),
                  .block_ticks = rng.log_in(1, 4000),
                  .granule_ticks = rng.one_in(3) ? 0 : rng.log_in(0, 800),
-                 .row_granule = rng.pick({1, 2, 5, 8, 16, 32})};
+                 .row_granule = rng.pick({1, 2, 5, 8, 16, 32}),
+                 .alone_percent = rng.one_in(2) ? 100 : rng.in(1, 99)};
   return cost;
 }
 

@@ -57,6 +57,8 @@ const BadConfig kBadConfigs[] = {
     {"cost.block_ticks", [](PlanConfig& c) { c.cost.block_ticks = -1; }},
     {"cost.granule_ticks", [](PlanConfig& c) { c.cost.granule_ticks = kHuge; }},
     {"cost.row_granule", [](PlanConfig& c) { c.cost.row_granule = 0; }},
+    {"cost.alone_percent", [](PlanConfig& c) { c.cost.alone_percent = 0; }},
+    {"cost.alone_percent", [](PlanConfig& c) { c.cost.alone_percent = 101; }},
     {"cost.block_ticks", [](PlanConfig& c) { c.cost.block_ticks = 0; }},
     {"limits.max_total_query_tokens", [](PlanConfig& c) { c.limits.max_total_query_tokens = kHuge; },
      Code::out_of_limits},

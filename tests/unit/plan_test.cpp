@@ -111,6 +111,45 @@ TEST(Plan, BalancedLeavesOutWorkersEvenly) {
   EXPECT_EQ(to_vector(uniform->plan().work_info_set), to_vector(balanced->plan().work_info_set));
 }
 
+// 32 + 4 * 8 blocks of 10 ticks on ten workers, a cut costs 10 with its piece. Equal shares of 65 ticks come to 80, as
+// a worker has 7 blocks and a cut. Eight pieces of 8 blocks are 2 + 8 + 80; with two of the workers at rest the 80
+// beyond a cut's 10 count 819/1024: 63.
+TEST(Plan, WhereMemoryIsSharedEqualPiecesOnFewerWorkersMayWin) {
+  const Batch batch = {.seq_lens = {512, 128, 128, 128, 128}, .query_start = {0, 1, 2, 3, 4, 5}};
+  PlanConfig config = example_config(10, Policy::balanced());
+  config.cost = {.piece_ticks = 2, .split_ticks = 2, .block_ticks = 10, .alone_percent = 50};
+  const Result<OwnedPlan> owned = OwnedPlan::make(config, batch.lengths());
+  ASSERT_TRUE(owned.ok()) << owned.status().message();
+  const Plan& plan = owned->plan();
+  EXPECT_EQ(plan.work_meta_data[kMetaSplits], -8);
+  EXPECT_EQ(plan.makespan_ticks(), 10 + 63);
+  EXPECT_EQ(to_vector(plan.work_indptr), (Ints{0, 1, 2, 2, 3, 4, 5, 6, 6, 7, 8}));
+  EXPECT_EQ(to_vector(plan.work_info_set), (std::vector<WorkRecord>{
+                                               {0, 0, 0, 1, 0, 128, 384, 0},
+                                               {0, 1, 0, 1, 128, 256, 256, 0},
+                                               {0, 2, 0, 1, 256, 384, 128, 0},
+                                               {0, 3, 0, 1, 384, 512, 0, 0},
+                                               {1, -1, 1, 2, 0, 128, 0, 1},
+                                               {2, -1, 2, 3, 0, 128, 0, 2},
+                                               {3, -1, 3, 4, 0, 128, 0, 3},
+                                               {4, -1, 4, 5, 0, 128, 0, 4},
+                                           }));
+  EXPECT_EQ(record_ticks(config, plan.work_info_set[4]), 2 + 80);
+  EXPECT_EQ(record_ticks(config, plan, plan.work_info_set[4]), 10 + 72 * 819 / 1024);
+  expect_consistent(config, batch, plan);
+
+  config.cost.alone_percent = 98;  // too little to win: 10 + 78
+  const Result<OwnedPlan> nearly = OwnedPlan::make(config, batch.lengths());
+  ASSERT_TRUE(nearly.ok()) << nearly.status().message();
+  EXPECT_EQ(nearly->plan().work_meta_data[kMetaSplits], 0);
+  EXPECT_EQ(nearly->plan().makespan_ticks(), 82);
+
+  config.cost.alone_percent = 100;
+  const Result<OwnedPlan> apart = OwnedPlan::make(config, batch.lengths());
+  ASSERT_TRUE(apart.ok()) << apart.status().message();
+  EXPECT_EQ(to_vector(apart->plan().work_info_set), to_vector(nearly->plan().work_info_set));
+}
+
 TEST(Plan, BatchInvariantCutsAtMultiplesOfTheChunk) {
   const PlanConfig config = example_config(2, Policy::batch_invariant(500));  // rounded up to 512
   const Result<OwnedPlan> owned = OwnedPlan::make(config, kExample.lengths());

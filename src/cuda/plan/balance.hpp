@@ -75,8 +75,14 @@ LATTE_DEVICE inline LineCuts place_cut(const Step& step, std::int64_t x, plan::C
 }
 
 struct Choice {
-  std::int32_t splits = 0, line = 0;  // 0 splits: that line
+  std::int32_t splits = 0, line = 0;  // as kMetaSplits; 0 splits: that line
   std::int64_t makespan = 0;
+};
+
+// Pieces of candidates: of uniform(n) beyond one a tile at [n]; of even candidates.
+struct PieceCounts {
+  std::int32_t* extra;
+  std::int32_t* even;
 };
 
 // The makespans of the three lines, behind the next barrier: each worker searches for its cut; a load lies between
@@ -101,6 +107,33 @@ LATTE_DEVICE auto cut_lines(Block& block, const Step& step) {
       [&](std::int32_t i, const LineCuts& begin, const LineCuts& end) {
         return plan::share_ticks(begin.at[i], end.at[i], (begin.inside >> i & 1) != 0, step.task.fixed);
       });
+}
+
+// The best of the even candidates, where one of them is better than `best`.
+template <class Block>
+LATTE_DEVICE Choice best_even(Block& block, const Step& step, std::int32_t* pieces, Choice best) {
+  const Task& task = step.task;
+  const TileArrays& tiles = step.tiles;
+  const auto widest = static_cast<std::uint64_t>(task.block_ticks(task.config.row_tile));
+  const auto share =
+      static_cast<std::int64_t>(task.share.divide(static_cast<std::uint64_t>(step.line_ticks)).quotient / widest);
+  block.sum_rows(
+      plan::kEvenCandidates, step.count,
+      [&](std::int32_t row, std::int32_t t) {
+        return plan::even_count(tiles.blocks[t], plan::even_blocks(row, share), task.config.workers);
+      },
+      [&](std::int32_t row, std::int32_t sum) { pieces[row] = sum; });
+  const auto longest = block.max_rows(plan::kEvenCandidates, step.count, [&](std::int32_t row, std::int32_t t) {
+    return plan::even_ticks(tiles.blocks[t], plan::even_blocks(row, share), step.block_ticks(t), task.fixed);
+  });
+  const auto smallest = block.first_smallest(plan::kEvenCandidates, [&](std::int32_t row) -> std::int64_t {
+    if (pieces[row] > task.config.workers) return INT64_MAX;
+    const std::int32_t busy = task.by_workers.floor(pieces[row] * plan::kWhole);
+    return plan::relieved(longest(row), plan::crowding(busy, task.config.cost), task.fixed);
+  });
+  if (smallest.value < best.makespan)
+    best = {.splits = -plan::even_blocks(smallest.row, share), .makespan = smallest.value};
+  return best;
 }
 
 // Load of one worker under uniform(1): whole tiles, w, w + workers, ...
@@ -186,10 +219,11 @@ LATTE_DEVICE Choice best_uniform(Block& block, const Step& step, std::int32_t* e
 
 // The host tries uniform(1), uniform(2), ... until one cannot win against the best so far. Then none behind it can, as
 // it only gets harder; and one that cannot win against some candidate never is the best. So those that can against the
-// lines and uniform(1) are 2 .. c, and the host's winner is the first of the smallest among all. uniform(1) costs
-// little and often wins: it is looked at together with the lines, and so is whether uniform(2) has too many pieces.
+// lines, the even pieces and uniform(1) are 2 .. c, and the host's winner is the first of the smallest among all.
+// uniform(1) costs little and often wins: it is looked at together with the lines, and so is whether uniform(2) has too
+// many pieces.
 template <class Block>
-LATTE_DEVICE Choice balance(Block& block, const Step& step, std::int32_t* extra) {
+LATTE_DEVICE Choice balance(Block& block, const Step& step, const PieceCounts& counts) {
   const std::int32_t workers = step.task.config.workers;
   const auto lines = cut_lines(block, step);
   const auto whole = block.max_of(workers, [&](std::int32_t w) { return whole_load(step, w); });
@@ -198,9 +232,12 @@ LATTE_DEVICE Choice balance(Block& block, const Step& step, std::int32_t* extra)
   Choice best{.makespan = lines(0)};
   for (std::int32_t i = 1; i < plan::kSnapCandidates; ++i)
     if (const std::int64_t makespan = lines(i); makespan < best.makespan) best = {.line = i, .makespan = makespan};
-  if (const std::int64_t makespan = whole(); makespan < best.makespan) best = {.splits = 1, .makespan = makespan};
-  if (uniform_can_win(step, halves(), best.makespan)) [[unlikely]]
-    return best_uniform(block, step, extra, best);
+  const std::int64_t of_whole = whole();
+  const std::int32_t extra_of_halves = halves();
+  if (plan::even_can_win(step.task.config, step.count)) best = best_even(block, step, counts.even, best);
+  if (of_whole < best.makespan) best = {.splits = 1, .makespan = of_whole};
+  if (uniform_can_win(step, extra_of_halves, best.makespan)) [[unlikely]]
+    return best_uniform(block, step, counts.extra, best);
   return best;
 }
 

@@ -22,6 +22,12 @@ LATTE_DEVICE inline void number_tile(const Task& task, const TileArrays& tiles, 
 // A tile's pieces are cut by one of these. `tile`: where a piece belongs; `range`: the blocks of piece i of a tile;
 // `position`: where the piece's record goes.
 
+// plan::spread_numerator() over the workers.
+LATTE_DEVICE inline std::int32_t spread_record(const Task& task, std::int32_t records, std::int32_t w) {
+  const std::int64_t numerator = plan::spread_numerator(records, w, task.config.workers);
+  return static_cast<std::int32_t>(task.share.divide(static_cast<std::uint64_t>(numerator)).quotient);
+}
+
 // Pieces are dealt round-robin, and the first `more` workers have one more than the others. Whose records they are is
 // what `balanced` changes where there are fewer than workers.
 struct UniformPieces {
@@ -39,8 +45,7 @@ struct UniformPieces {
   LATTE_DEVICE std::int32_t indptr(std::int32_t w) const {
     const Task& task = step.task;
     if (each > 0 || task.config.policy.kind != PolicyKind::balanced) return first_record(w);
-    const std::int64_t numerator = plan::spread_numerator(records, w, task.config.workers);
-    return static_cast<std::int32_t>(task.share.divide(static_cast<std::uint64_t>(numerator)).quotient);
+    return spread_record(task, records, w);
   }
   LATTE_DEVICE std::int32_t tile(std::int32_t piece) const {
     return uniform_tile(step, step.tiles.first_piece, n, records, 0, piece);
@@ -52,6 +57,23 @@ struct UniformPieces {
     const std::int32_t row = step.task.by_workers.floor(piece);
     return first_record(piece - row * step.task.config.workers) + row;
   }
+};
+
+// One a worker, with the others' idle ones in between.
+struct EvenPieces {
+  const Step& step;
+  std::int32_t records;
+
+  LATTE_DEVICE std::int32_t indptr(std::int32_t w) const { return spread_record(step.task, records, w); }
+  LATTE_DEVICE std::int32_t tile(std::int32_t piece) const {
+    return last_at_most(step.tiles.first_piece, 0, step.count, piece);
+  }
+  LATTE_DEVICE BlockRange range(std::int32_t t, std::int32_t i) const {
+    const std::int32_t pieces = step.tiles.first_piece[t + 1] - step.tiles.first_piece[t];
+    const std::int32_t blocks = step.tiles.blocks[t];
+    return {plan::uniform_cut(blocks, pieces, i), plan::uniform_cut(blocks, pieces, i + 1)};
+  }
+  LATTE_DEVICE std::int32_t position(std::int32_t piece) const { return piece; }
 };
 
 struct ChunkPieces {

@@ -78,15 +78,16 @@ struct Source {
   }
 };
 
-template <class Block>
-LATTE_DEVICE void deal_uniform(Block& block, const Step& step, const UniformPieces& cutting) {
+// Whose records begin where.
+template <class Block, class Pieces>
+LATTE_DEVICE void deal(Block& block, const Step& step, const Pieces& cutting) {
   block.for_each(step.task.config.workers, [&](std::int32_t w) { step.task.indptr()[w] = cutting.indptr(w); });
 }
 
 template <class Block>
 LATTE_DEVICE void write_uniform(Block& block, const Step& step, std::int32_t n, std::int32_t records) {
   const UniformPieces cutting(step, n, records);
-  deal_uniform(block, step, cutting);
+  deal(block, step, cutting);
   write_records(block, step, cutting, records);
 }
 
@@ -107,7 +108,7 @@ LATTE_DEVICE EmitSums emit_line(Block& block, const Step& step, std::int32_t lin
 template <class Block>
 LATTE_DEVICE EmitSums emit_whole(Block& block, const Step& step) {
   const UniformPieces cutting(step, 1, step.count);
-  deal_uniform(block, step, cutting);
+  deal(block, step, cutting);
   block.for_each(step.count, [&](std::int32_t t) {
     step.task.reduce_indptr()[t] = 0;
     write_record(block, step, {.tile = t, .partial_row = -1, .blocks = {0, step.tiles.blocks[t]}}, cutting.position(t));
@@ -115,33 +116,42 @@ LATTE_DEVICE EmitSums emit_whole(Block& block, const Step& step) {
   return {.pieces = step.count};
 }
 
+// uniform(n), or even(-n).
 template <class Block>
-LATTE_DEVICE EmitSums emit_uniform(Block& block, const Source& source, const Step& step, std::int32_t n) {
+LATTE_DEVICE EmitSums emit_pieces(Block& block, const Source& source, const Step& step, std::int32_t n) {
   const TileArrays& tiles = source.tiles;
   const EmitSums sums = block.template scan<EmitSums>(
       source.count,
       [&](std::int32_t t) {
-        return EmitSums::of(plan::uniform_pieces(tiles.blocks[t], n), tiles.rows[t].end - tiles.rows[t].begin);
+        const std::int32_t blocks = tiles.blocks[t];
+        return EmitSums::of(n < 0 ? plan::even_pieces(blocks, -n) : plan::uniform_pieces(blocks, n),
+                            tiles.rows[t].end - tiles.rows[t].begin);
       },
       [&](std::int32_t t, const EmitSums& own, const EmitSums& before) { source.number(t, own, before); });
-  write_uniform(block, step, n, sums.pieces);
+  if (n < 0) {
+    const EvenPieces cutting{step, sums.pieces};
+    deal(block, step, cutting);
+    write_records(block, step, cutting, sums.pieces);
+  } else {
+    write_uniform(block, step, n, sums.pieces);
+  }
   return sums;
 }
 
 template <class Block>
-LATTE_DEVICE Written plan_balanced(Block& block, const Source& source, std::int32_t* extra) {
+LATTE_DEVICE Written plan_balanced(Block& block, const Source& source, const PieceCounts& counts) {
   const Ticks line = block.template scan<Ticks>(
       source.count, [&](std::int32_t t) { return unsplit_ticks(source.task, source.tile(t)); },
       [&](std::int32_t t, const Ticks&, const Ticks& before) { source.tiles.line[t] = before.ticks; });
   const Step step = source.step(line.ticks);
-  const Choice choice = balance(block, step, extra);
+  const Choice choice = balance(block, step, counts);
   Written written{.makespan = choice.makespan, .splits = choice.splits};
   if (choice.splits == 0)
     written.sums = emit_line(block, step, choice.line);
   else if (choice.splits == 1)
     written.sums = emit_whole(block, step);
   else
-    written.sums = emit_uniform(block, source, step, choice.splits);
+    written.sums = emit_pieces(block, source, step, choice.splits);
   return written;
 }
 
@@ -183,15 +193,20 @@ LATTE_DEVICE Written plan_chunks(Block& block, const Source& source) {
 }
 
 template <PolicyKind kind, class Block>
-LATTE_DEVICE void plan_tiles(Block& block, const Source& source, std::int32_t* extra) {
+LATTE_DEVICE void plan_tiles(Block& block, const Source& source, const PieceCounts& counts) {
   Written written;
   if constexpr (kind == PolicyKind::balanced)
-    written = plan_balanced(block, source, extra);
+    written = plan_balanced(block, source, counts);
   else if constexpr (kind == PolicyKind::uniform)
     written = plan_uniform(block, source);
   else
     written = plan_chunks(block, source);
   if (block.leader()) write_meta(source.task, source.count, written);
+}
+
+template <class Shared>
+LATTE_DEVICE PieceCounts counts_of(Shared& shared) {
+  return {shared.extra, shared.even};
 }
 
 // `kind` is the task's, known beforehand: a kernel's code runs once, so there should be little to load. In the usual
@@ -206,14 +221,14 @@ LATTE_DEVICE void make_plan(Block& block, const Task& task, Shared& shared) {
     if (fits(task, counts.tiles, shared)) {
       const TileArrays tiles = shared_arrays(shared);
       const Source source{task, shared_requests(shared), tiles, counts.tiles, counts.each};
-      return plan_tiles<kind>(block, source, shared.extra);
+      return plan_tiles<kind>(block, source, counts_of(shared));
     }
   } else {
     requests = global_requests(task);
     counts = read_requests(block, task, requests);
   }
   const TileArrays tiles = global_arrays(task);
-  plan_tiles<kind>(block, Source{task, requests, tiles, counts.tiles, counts.each}, shared.extra);
+  plan_tiles<kind>(block, Source{task, requests, tiles, counts.tiles, counts.each}, counts_of(shared));
 }
 
 }  // namespace latte::cuda::planner

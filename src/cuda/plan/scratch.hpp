@@ -85,7 +85,7 @@ struct SharedScratch {
   plan::Cut cuts[plan::kSnapCandidates * (Workers + 1)];
   EmitSums dealt[Workers];
   RowRange rows[Tiles];
-  std::int32_t extra[plan::kMaxUniformCandidate + 1];
+  std::int32_t extra[plan::kMaxUniformCandidate + 1], even[plan::kEvenCandidates];
   std::int32_t start[Requests + 1], seq_len[Requests], first_tile[Requests + 1];
   std::int32_t request[Tiles], extent[Tiles], behind[Tiles], blocks[Tiles];
   std::int32_t first_piece[Tiles + 1], first_partial[Tiles], partial_row[Tiles];
