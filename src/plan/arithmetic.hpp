@@ -153,7 +153,7 @@ constexpr std::int64_t even_ticks(std::int32_t blocks, std::int32_t most, std::i
 // How long a block takes while only some workers are busy, in 1/1024 of its cost. `busy` of all: in 1/1024 too.
 inline constexpr std::int32_t kWhole = 1024;
 constexpr std::int32_t crowding(std::int32_t busy, const CostModel& cost) {
-  return std::clamp(busy, cost.alone_percent * kWhole / 100, kWhole);
+  return std::clamp(busy, cost.alone_percent * kWhole / 100, std::int32_t{kWhole});
 }
 // A piece's ticks then; the fixed ones stay as they are.
 constexpr std::int64_t relieved(std::int64_t ticks, std::int32_t crowding, const Fixed& fixed) {
