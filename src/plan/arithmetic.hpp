@@ -131,7 +131,7 @@ constexpr std::int64_t spread_numerator(std::int64_t pieces, std::int32_t w, std
 // sixteenths or single blocks up from there.
 inline constexpr std::int32_t kEvenCandidates = 12;
 constexpr bool even_can_win(const PlanConfig& config, std::int64_t tiles) {
-  constexpr std::int32_t kMostWorkers = 1 << 15;  // so that even_count()s can be added up
+  constexpr std::int32_t kMostWorkers = 1 << 15;  // so that their pieces can be added up
   return config.cost.alone_percent < 100 && tiles <= config.workers && config.workers <= kMostWorkers;
 }
 constexpr std::int32_t even_blocks(std::int32_t candidate, std::int64_t share_blocks) {
@@ -139,16 +139,19 @@ constexpr std::int32_t even_blocks(std::int32_t candidate, std::int64_t share_bl
   return static_cast<std::int32_t>(share + std::max<std::int64_t>(candidate, share * candidate / 16));
 }
 constexpr std::int32_t even_pieces(std::int32_t blocks, std::int32_t most) {
-  return std::max(1, blocks_for(blocks, most));
+  return blocks <= most ? 1 : blocks_for(blocks, most);
 }
-// The same where more than `workers` are too many, however many there are.
-constexpr std::int32_t even_count(std::int32_t blocks, std::int32_t most, std::int32_t workers) {
-  return std::min(even_pieces(blocks, most), workers + 1);
-}
-// The tile's longest piece is its last one, which pays for the cut.
-constexpr std::int64_t even_ticks(std::int32_t blocks, std::int32_t most, std::int64_t block, const Fixed& fixed) {
+// What a tile adds to the number of pieces, where more than `workers` are too many, and its longest piece: of several
+// the last one, which pays for the cut.
+struct Even {
+  std::int32_t pieces = 0;
+  std::int64_t longest = 0;
+};
+constexpr Even even_tile(std::int32_t blocks, std::int32_t most, std::int64_t block, std::int32_t workers,
+                         const Fixed& fixed) {
   const std::int32_t pieces = even_pieces(blocks, most);
-  return fixed.piece + (pieces > 1 ? fixed.split : 0) + blocks_for(blocks, pieces) * block;
+  if (pieces == 1) return {1, fixed.piece + blocks * block};
+  return {std::min(pieces, workers + 1), fixed.both() + blocks_for(blocks, pieces) * block};
 }
 // How long a block takes while only some workers are busy, in 1/1024 of its cost. `busy` of all: in 1/1024 too.
 inline constexpr std::int32_t kWhole = 1024;

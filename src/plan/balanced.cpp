@@ -97,14 +97,13 @@ Outcome emit_line(const Step& step, std::span<const Cut> cuts, const Buffers& bu
 // Of even(most); none where there are more pieces than workers.
 std::optional<std::int64_t> even_makespan(const Step& step, std::int32_t most) {
   const std::int32_t workers = step.config.workers;
-  std::int32_t pieces = 0;
-  std::int64_t longest = 0;
+  Even all;
   for (const Tile& tile : step.tiles) {
-    pieces += even_count(tile.blocks, most, workers);
-    longest = std::max(longest, even_ticks(tile.blocks, most, step.block(tile), step.fixed));
+    const Even own = even_tile(tile.blocks, most, step.block(tile), workers, step.fixed);
+    all = {all.pieces + own.pieces, std::max(all.longest, own.longest)};
   }
-  if (pieces > workers) return std::nullopt;
-  return relieved(longest, crowding(pieces * kWhole / workers, step.config.cost), step.fixed);
+  if (all.pieces > workers) return std::nullopt;
+  return relieved(all.longest, crowding(all.pieces * kWhole / workers, step.config.cost), step.fixed);
 }
 
 Outcome emit_even(const Step& step, std::int32_t most, const Buffers& buffers, Emitter& emitter) {

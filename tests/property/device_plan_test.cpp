@@ -87,6 +87,18 @@ class HostBlock {
     }
   }
 
+  template <class Load, class Store>
+  void fold_rows(std::int32_t rows, std::int32_t count, const Load& load, const Store& store) {
+    for (std::int32_t row : shuffled(0, rows)) {
+      plan::Even all;
+      for (std::int32_t i : shuffled(0, count)) {
+        const plan::Even own = load(row, i);
+        all = {all.pieces + own.pieces, std::max(all.longest, own.longest)};
+      }
+      store(row, all);
+    }
+  }
+
   // As on the device, a result is gone two calls later.
   template <class Fn>
   auto max_rows(std::int32_t rows, std::int32_t count, const Fn& fn) {

@@ -77,12 +77,13 @@ LATTE_DEVICE inline LineCuts place_cut(const Step& step, std::int64_t x, plan::C
 struct Choice {
   std::int32_t splits = 0, line = 0;  // as kMetaSplits; 0 splits: that line
   std::int64_t makespan = 0;
+  bool whole = false;  // no tile is cut, and none is on a line
 };
 
-// Pieces of candidates: of uniform(n) beyond one a tile at [n]; of even candidates.
-struct PieceCounts {
+// Of candidates: pieces of uniform(n) beyond one a tile at [n]; what even ones come to.
+struct Counts {
   std::int32_t* extra;
-  std::int32_t* even;
+  EvenCandidate* even;
 };
 
 // The makespans of the three lines, behind the next barrier: each worker searches for its cut; a load lies between
@@ -109,30 +110,37 @@ LATTE_DEVICE auto cut_lines(Block& block, const Step& step) {
       });
 }
 
-// The best of the even candidates, where one of them is better than `best`.
+// What the even candidates come to, behind the next barrier.
 template <class Block>
-LATTE_DEVICE Choice best_even(Block& block, const Step& step, std::int32_t* pieces, Choice best) {
+LATTE_DEVICE void count_even(Block& block, const Step& step, EvenCandidate* even) {
   const Task& task = step.task;
-  const TileArrays& tiles = step.tiles;
   const auto widest = static_cast<std::uint64_t>(task.block_ticks(task.config.row_tile));
   const auto share =
       static_cast<std::int64_t>(task.share.divide(static_cast<std::uint64_t>(step.line_ticks)).quotient / widest);
-  block.sum_rows(
+  block.fold_rows(
       plan::kEvenCandidates, step.count,
       [&](std::int32_t row, std::int32_t t) {
-        return plan::even_count(tiles.blocks[t], plan::even_blocks(row, share), task.config.workers);
+        return plan::even_tile(step.tiles.blocks[t], plan::even_blocks(row, share), step.block_ticks(t),
+                               task.config.workers, task.fixed);
       },
-      [&](std::int32_t row, std::int32_t sum) { pieces[row] = sum; });
-  const auto longest = block.max_rows(plan::kEvenCandidates, step.count, [&](std::int32_t row, std::int32_t t) {
-    return plan::even_ticks(tiles.blocks[t], plan::even_blocks(row, share), step.block_ticks(t), task.fixed);
-  });
+      [&](std::int32_t row, const plan::Even& all) {
+        even[row] = {plan::even_blocks(row, share), all};
+      });
+}
+
+// The best of them, where one is better than `best`.
+template <class Block>
+LATTE_DEVICE Choice best_even(Block& block, const Step& step, const EvenCandidate* even, Choice best) {
+  const Task& task = step.task;
   const auto smallest = block.first_smallest(plan::kEvenCandidates, [&](std::int32_t row) -> std::int64_t {
-    if (pieces[row] > task.config.workers) return INT64_MAX;
-    const std::int32_t busy = task.by_workers.floor(pieces[row] * plan::kWhole);
-    return plan::relieved(longest(row), plan::crowding(busy, task.config.cost), task.fixed);
+    const plan::Even all = even[row].all;
+    if (all.pieces > task.config.workers) return INT64_MAX;
+    const std::int32_t busy = task.by_workers.floor(all.pieces * plan::kWhole);
+    return plan::relieved(all.longest, plan::crowding(busy, task.config.cost), task.fixed);
   });
+  const EvenCandidate& first = even[smallest.row];
   if (smallest.value < best.makespan)
-    best = {.splits = -plan::even_blocks(smallest.row, share), .makespan = smallest.value};
+    best = {.splits = -first.most, .makespan = smallest.value, .whole = first.all.pieces == step.count};
   return best;
 }
 
@@ -220,23 +228,24 @@ LATTE_DEVICE Choice best_uniform(Block& block, const Step& step, std::int32_t* e
 // The host tries uniform(1), uniform(2), ... until one cannot win against the best so far. Then none behind it can, as
 // it only gets harder; and one that cannot win against some candidate never is the best. So those that can against the
 // lines, the even pieces and uniform(1) are 2 .. c, and the host's winner is the first of the smallest among all.
-// uniform(1) costs little and often wins: it is looked at together with the lines, and so is whether uniform(2) has too
-// many pieces.
+// uniform(1) costs little and often wins: it is looked at together with the lines and the even pieces, and so is
+// whether uniform(2) has too many.
 template <class Block>
-LATTE_DEVICE Choice balance(Block& block, const Step& step, const PieceCounts& counts) {
+LATTE_DEVICE Choice balance(Block& block, const Step& step, const Counts& counts) {
   const std::int32_t workers = step.task.config.workers;
   const auto lines = cut_lines(block, step);
   const auto whole = block.max_of(workers, [&](std::int32_t w) { return whole_load(step, w); });
   const auto halves = block.sum_of(step.count, [&](std::int32_t t) { return step.tiles.blocks[t] > 1 ? 1 : 0; });
+  const bool even = plan::even_can_win(step.task.config, step.count);
+  if (even) count_even(block, step, counts.even);
   block.sync();
   Choice best{.makespan = lines(0)};
   for (std::int32_t i = 1; i < plan::kSnapCandidates; ++i)
     if (const std::int64_t makespan = lines(i); makespan < best.makespan) best = {.line = i, .makespan = makespan};
-  const std::int64_t of_whole = whole();
-  const std::int32_t extra_of_halves = halves();
-  if (plan::even_can_win(step.task.config, step.count)) best = best_even(block, step, counts.even, best);
-  if (of_whole < best.makespan) best = {.splits = 1, .makespan = of_whole};
-  if (uniform_can_win(step, extra_of_halves, best.makespan)) [[unlikely]]
+  if (even) best = best_even(block, step, counts.even, best);
+  if (const std::int64_t makespan = whole(); makespan < best.makespan)
+    best = {.splits = 1, .makespan = makespan, .whole = true};
+  if (uniform_can_win(step, halves(), best.makespan)) [[unlikely]]
     return best_uniform(block, step, counts.extra, best);
   return best;
 }

@@ -13,7 +13,7 @@ namespace latte::cuda::planner {
 inline constexpr std::int32_t kThreads = 512, kLanes = 32, kWarps = kThreads / kLanes;
 inline constexpr unsigned kAll = 0xffffffffu;
 static_assert(kWarps <= kLanes && (kWarps & (kWarps - 1)) == 0, "the results of all warps are joined by one");
-static_assert(kWarps >= plan::kMaxUniformCandidate, "a warp a candidate");
+static_assert(kWarps >= plan::kMaxUniformCandidate && kWarps >= plan::kEvenCandidates, "a warp a candidate");
 
 // Where warps meet. Sets of slots take turns, one a call: the three calls there may be before a barrier and the one
 // behind it have different ones. `total` has a barrier on either side.
@@ -301,6 +301,22 @@ class DeviceBlock {
     __syncwarp();
     sum = WarpSum{}(sum);
     if (lane_ == 0) store(warp_, sum);
+  }
+
+  // A row a warp, the last ones first: they have the least to do so far.
+  template <class Load, class Store>
+  __device__ void fold_rows(std::int32_t rows, std::int32_t count, const Load& load, const Store& store) {
+    const std::int32_t row = kWarps - 1 - warp_;
+    if (row >= rows) return;
+    plan::Even all;
+#pragma unroll 1
+    for (std::int32_t i = lane_; i < count; i += kLanes) {
+      const plan::Even own = load(row, i);
+      all = {all.pieces + own.pieces, std::max(all.longest, own.longest)};
+    }
+    __syncwarp();
+    all = {WarpSum{}(all.pieces), warp_max(all.longest)};
+    if (lane_ == 0) store(row, all);
   }
 
   template <class Fn>

@@ -18,6 +18,7 @@
 //   for_each_row(rows, fn(row, first, every))       a few threads a row, of which each is to do items first,
 //                                                   first + every, ...
 //   sum_rows(rows, count, load(row, i), store(row, sum))
+//   fold_rows(rows, count, load(row, i), store(row, all))           plan::Even: pieces added up, the longest of all
 //   count_true(rows, fn(row)), first_smallest(rows, fn(row))        at most 32 rows; every thread gets the result
 //   store(where, record)
 //   leader()                                        true in one thread
@@ -104,7 +105,7 @@ LATTE_DEVICE EmitSums emit_line(Block& block, const Step& step, std::int32_t lin
   return sums;
 }
 
-// uniform(1), where piece and tile are one.
+// Where piece and tile are one.
 template <class Block>
 LATTE_DEVICE EmitSums emit_whole(Block& block, const Step& step) {
   const UniformPieces cutting(step, 1, step.count);
@@ -139,7 +140,7 @@ LATTE_DEVICE EmitSums emit_pieces(Block& block, const Source& source, const Step
 }
 
 template <class Block>
-LATTE_DEVICE Written plan_balanced(Block& block, const Source& source, const PieceCounts& counts) {
+LATTE_DEVICE Written plan_balanced(Block& block, const Source& source, const Counts& counts) {
   const Ticks line = block.template scan<Ticks>(
       source.count, [&](std::int32_t t) { return unsplit_ticks(source.task, source.tile(t)); },
       [&](std::int32_t t, const Ticks&, const Ticks& before) { source.tiles.line[t] = before.ticks; });
@@ -148,7 +149,7 @@ LATTE_DEVICE Written plan_balanced(Block& block, const Source& source, const Pie
   Written written{.makespan = choice.makespan, .splits = choice.splits};
   if (choice.splits == 0)
     written.sums = emit_line(block, step, choice.line);
-  else if (choice.splits == 1)
+  else if (choice.whole)
     written.sums = emit_whole(block, step);
   else
     written.sums = emit_pieces(block, source, step, choice.splits);
@@ -193,7 +194,7 @@ LATTE_DEVICE Written plan_chunks(Block& block, const Source& source) {
 }
 
 template <PolicyKind kind, class Block>
-LATTE_DEVICE void plan_tiles(Block& block, const Source& source, const PieceCounts& counts) {
+LATTE_DEVICE void plan_tiles(Block& block, const Source& source, const Counts& counts) {
   Written written;
   if constexpr (kind == PolicyKind::balanced)
     written = plan_balanced(block, source, counts);
@@ -205,7 +206,7 @@ LATTE_DEVICE void plan_tiles(Block& block, const Source& source, const PieceCoun
 }
 
 template <class Shared>
-LATTE_DEVICE PieceCounts counts_of(Shared& shared) {
+LATTE_DEVICE Counts counts_of(Shared& shared) {
   return {shared.extra, shared.even};
 }
 

@@ -72,6 +72,12 @@ inline Task make_task(const PlanConfig& config, const PlanSizes& sizes, std::int
   return task;
 }
 
+// even(most), over all tiles.
+struct EvenCandidate {
+  std::int32_t most;
+  plan::Even all;
+};
+
 // Steps of this size stay in shared memory.
 inline constexpr std::int32_t kSharedRequests = 1024, kSharedTiles = 1024, kSharedWorkers = 512;
 inline constexpr std::int32_t kPrefixRows = plan::kMaxUniformCandidate - 1;  // uniform(1) needs none
@@ -82,10 +88,11 @@ struct SharedScratch {
   static constexpr std::int32_t kRequests = Requests, kTiles = Tiles, kWorkers = Workers;
 
   std::int64_t line[Tiles];
+  EvenCandidate even[plan::kEvenCandidates];
   plan::Cut cuts[plan::kSnapCandidates * (Workers + 1)];
   EmitSums dealt[Workers];
   RowRange rows[Tiles];
-  std::int32_t extra[plan::kMaxUniformCandidate + 1], even[plan::kEvenCandidates];
+  std::int32_t extra[plan::kMaxUniformCandidate + 1];
   std::int32_t start[Requests + 1], seq_len[Requests], first_tile[Requests + 1];
   std::int32_t request[Tiles], extent[Tiles], behind[Tiles], blocks[Tiles];
   std::int32_t first_piece[Tiles + 1], first_partial[Tiles], partial_row[Tiles];

@@ -170,18 +170,17 @@ class TileMerge {
   }
 
   // Few partials: a thread takes several parts of kPart values at once. Many: 2^runs_log2 threads take one, each a run
-  // of its partials: up to twice as many as it loads at once, or, where there are so many that a slice is short, as
-  // many while there are threads.
+  // of its partials, as many as leave no thread a second part of a tile that has all of its rows.
   template <int kPart, int kAtOnce, int kMore, bool kRuns = false>
   __device__ void join(float* scratch, Meeting& meet) {
+    constexpr int kParts = Config::kLatent / kPart;  // of a row
     int runs_log2 = 0;
-    if constexpr (kRuns) {
-      const int longest = slice_.pieces > 8 * kMore ? kMore : 2 * kMore;
-      while (runs_log2 < 5 && slice_.pieces > longest << runs_log2) ++runs_log2;
-    }
+    if constexpr (kRuns)
+      while (runs_log2 < 5 && slice_.pieces << (kMergeThreadsLog2 - 1 - runs_log2) >= Config::kRows * kParts)
+        ++runs_log2;
     const int threads = kMergeThreads >> runs_log2, run = thread_ >> (kMergeThreadsLog2 - runs_log2);
     const int run_begin = slice_.pieces * run >> runs_log2, run_end = slice_.pieces * (run + 1) >> runs_log2;
-    const int total = piece_.rows * (Config::kLatent / kPart), begin = slice_.begin(total), end = slice_.end(total);
+    const int total = piece_.rows * kParts, begin = slice_.begin(total), end = slice_.end(total);
     if (begin == end) wait_for_all();
     for (int turn = begin; turn < end; turn += kAtOnce * threads) {
       const int first = turn + (thread_ & (threads - 1));
