@@ -109,9 +109,7 @@ std::string choice_text(const Planned& planned) {
   const std::int32_t splits = planned.plan().work_meta_data[kMetaSplits];
   if (planned.config().op == Op::prefill)
     return splits == 0 ? "balanced, whole tiles and the last ones cut to fill the shares" : "balanced, whole tiles";
-  if (splits < 0)
-    return fmt::format("balanced, in equal pieces of at most {} tokens, one a worker",
-                       std::int64_t{-splits} * planned.config().kv_block);
+  if (splits < 0) return "balanced, in equal pieces, one a worker";
   return splits == 0 ? "balanced, by equal shares of the work" : fmt::format("balanced, as uniform:{}", splits);
 }
 

@@ -126,6 +126,14 @@ constexpr std::int32_t uniform_cut(std::int32_t blocks, std::int32_t pieces, std
 constexpr std::int64_t spread_numerator(std::int64_t pieces, std::int32_t w, std::int32_t workers) {
   return pieces * w + (workers - 1) / 2;
 }
+// A uniform candidate is worth a look while it adds few pieces and could still win. Both only get worse with n, so the
+// first that is not ends the search.
+constexpr bool uniform_can_win(std::int64_t extra_pieces, std::int64_t line_ticks, std::int64_t best,
+                               std::int32_t workers, const Fixed& fixed) {
+  const std::int64_t at_least = (line_ticks + extra_pieces * fixed.both() + workers - 1) / workers;
+  return extra_pieces < 2 * std::int64_t{workers} && at_least < best;
+}
+
 // even(n): every tile in the fewest equal pieces of at most n blocks, one a worker, the others without work. It pays
 // where workers share memory (CostModel::alone_percent). `balanced` tries n = an equal share of the line, and by
 // sixteenths or single blocks up from there.
@@ -141,11 +149,13 @@ constexpr std::int32_t even_blocks(std::int32_t candidate, std::int64_t share_bl
 constexpr std::int32_t even_pieces(std::int32_t blocks, std::int32_t most) {
   return blocks <= most ? 1 : blocks_for(blocks, most);
 }
-// What a tile adds to the number of pieces, where more than `workers` are too many, and its longest piece: of several
-// the last one, which pays for the cut.
+// Pieces, and the longest of them: of several of a tile the last, which pays for the cut. More than `workers` are too
+// many, and are not counted.
 struct Even {
   std::int32_t pieces = 0;
   std::int64_t longest = 0;
+
+  constexpr Even operator+(const Even& o) const { return {pieces + o.pieces, std::max(longest, o.longest)}; }
 };
 constexpr Even even_tile(std::int32_t blocks, std::int32_t most, std::int64_t block, std::int32_t workers,
                          const Fixed& fixed) {
@@ -153,23 +163,22 @@ constexpr Even even_tile(std::int32_t blocks, std::int32_t most, std::int64_t bl
   if (pieces == 1) return {1, fixed.piece + blocks * block};
   return {std::min(pieces, workers + 1), fixed.both() + blocks_for(blocks, pieces) * block};
 }
-// How long a block takes while only some workers are busy, in 1/1024 of its cost. `busy` of all: in 1/1024 too.
-inline constexpr std::int32_t kWhole = 1024;
-constexpr std::int32_t crowding(std::int32_t busy, const CostModel& cost) {
-  return std::clamp(busy, cost.alone_percent * kWhole / 100, std::int32_t{kWhole});
-}
-// A piece's ticks then; the fixed ones stay as they are.
-constexpr std::int64_t relieved(std::int64_t ticks, std::int32_t crowding, const Fixed& fixed) {
-  const std::int64_t shared = std::max<std::int64_t>(ticks - fixed.both(), 0);
-  return ticks - shared + shared / kWhole * crowding + shared % kWhole * crowding / kWhole;
+// Pieces of a tile by what kMetaSplits says: uniform(n), or even(n) as -n.
+constexpr std::int32_t cut_pieces(std::int32_t blocks, std::int32_t splits) {
+  return splits < 0 ? even_pieces(blocks, -splits) : uniform_pieces(blocks, splits);
 }
 
-// A uniform candidate is worth a look while it adds few pieces and could still win. Both only get worse with n, so the
-// first that is not ends the search.
-constexpr bool uniform_can_win(std::int64_t extra_pieces, std::int64_t line_ticks, std::int64_t best,
-                               std::int32_t workers, const Fixed& fixed) {
-  const std::int64_t at_least = (line_ticks + extra_pieces * fixed.both() + workers - 1) / workers;
-  return extra_pieces < 2 * std::int64_t{workers} && at_least < best;
+// How long a block takes while only some workers are busy, in 1/1024 of its cost. `busy`: which part of all workers, in
+// 1/1024 too.
+inline constexpr std::int32_t kFullCrowd = 1024;
+constexpr std::int32_t crowding(std::int32_t busy, const CostModel& cost) {
+  return std::clamp(busy, cost.alone_percent * kFullCrowd / 100, std::int32_t{kFullCrowd});
+}
+// A piece's ticks then. Only what is above the fixed ticks of a cut counts less, cut or not: so a longer piece stays
+// the longer one, and the longest decides.
+constexpr std::int64_t relieved(std::int64_t ticks, std::int32_t crowd, const Fixed& fixed) {
+  const std::int64_t shared = std::max<std::int64_t>(ticks - fixed.both(), 0);
+  return ticks - shared + shared / kFullCrowd * crowd + shared % kFullCrowd * crowd / kFullCrowd;
 }
 
 // batch_invariant(n tokens).

@@ -98,33 +98,9 @@ Outcome emit_line(const Step& step, std::span<const Cut> cuts, const Buffers& bu
 std::optional<std::int64_t> even_makespan(const Step& step, std::int32_t most) {
   const std::int32_t workers = step.config.workers;
   Even all;
-  for (const Tile& tile : step.tiles) {
-    const Even own = even_tile(tile.blocks, most, step.block(tile), workers, step.fixed);
-    all = {all.pieces + own.pieces, std::max(all.longest, own.longest)};
-  }
+  for (const Tile& tile : step.tiles) all = all + even_tile(tile.blocks, most, step.block(tile), workers, step.fixed);
   if (all.pieces > workers) return std::nullopt;
-  return relieved(all.longest, crowding(all.pieces * kWhole / workers, step.config.cost), step.fixed);
-}
-
-Outcome emit_even(const Step& step, std::int32_t most, const Buffers& buffers, Emitter& emitter) {
-  std::int64_t records = 0;
-  for (const Tile& tile : step.tiles) {
-    const std::int32_t pieces = even_pieces(tile.blocks, most);
-    emitter.begin_tile(tile, pieces);
-    for (std::int32_t i = 0; i < pieces; ++i)
-      emitter.piece(uniform_cut(tile.blocks, pieces, i), uniform_cut(tile.blocks, pieces, i + 1), records++);
-  }
-  const std::int32_t workers = step.config.workers;
-  for (std::int32_t w = 0; w <= workers; ++w)
-    buffers.indptr[static_cast<std::size_t>(w)] =
-        static_cast<std::int32_t>(spread_numerator(records, w, workers) / workers);
-  return {.records = records, .makespan = -1, .splits = -most};
-}
-
-Outcome emit_chosen(const Step& step, std::int32_t splits, std::span<const Cut> cuts, const Buffers& buffers,
-                    Emitter& emitter) {
-  if (splits == 0) return emit_line(step, cuts, buffers, emitter);
-  return splits < 0 ? emit_even(step, -splits, buffers, emitter) : emit_uniform(step, splits, buffers, emitter);
+  return relieved(all.longest, crowding(all.pieces * kFullCrowd / workers, step.config.cost), step.fixed);
 }
 
 }  // namespace
@@ -158,7 +134,8 @@ Outcome emit_balanced(const Step& step, const Buffers& buffers, Emitter& emitter
     if (makespan < best) best = makespan, splits = n;
   }
 
-  Outcome outcome = emit_chosen(step, splits, best_cuts, buffers, emitter);
+  Outcome outcome =
+      splits == 0 ? emit_line(step, best_cuts, buffers, emitter) : emit_uniform(step, splits, buffers, emitter);
   outcome.makespan = best;
   return outcome;
 }

@@ -148,6 +148,14 @@ Status check_plan(const PlanConfig& config, const StepLengths& lengths, const Pl
   if (partial_rows > sizes->partial_rows)
     return corrupt(at("work_meta_data", kMetaPartialRows), "at most " + std::to_string(sizes->partial_rows),
                    partial_rows);
+  // Equal pieces are counted with the others at rest, so there must be no second one behind any.
+  if (const std::int32_t splits = plan.work_meta_data[kMetaSplits]; splits < 0) {
+    if (config.op != Op::decode || config.policy.kind != PolicyKind::balanced)
+      return corrupt(at("work_meta_data", kMetaSplits), "0 or more", splits);
+    for (std::size_t w = 0; w + 1 < plan.work_indptr.size(); ++w)
+      if (plan.work_indptr[w + 1] - plan.work_indptr[w] > 1)
+        return corrupt(at("work_meta_data", kMetaSplits), "0 or more where a worker has several records", splits);
+  }
   if (plan.makespan_ticks() != makespan_ticks(config, plan))
     return corrupt(at("work_meta_data", kMetaMakespanLow), std::to_string(makespan_ticks(config, plan)),
                    plan.makespan_ticks());

@@ -128,10 +128,11 @@ std::int64_t record_ticks(const PlanConfig& config, const WorkRecord& record) {
 std::int64_t record_ticks(const PlanConfig& config, const Plan& plan, const WorkRecord& record) {
   const std::int64_t ticks = record_ticks(config, record);
   if (plan.work_meta_data[kMetaSplits] >= 0) return ticks;
-  const std::int64_t busy = static_cast<std::int64_t>(plan.work_info_set.size()) * plan::kWhole / plan.workers();
+  const std::int64_t busy = static_cast<std::int64_t>(plan.work_info_set.size()) * plan::kFullCrowd / plan.workers();
   const plan::Fixed fixed{.piece = config.cost.piece_ticks, .split = plan::split_ticks(config)};
   return plan::relieved(
-      ticks, plan::crowding(static_cast<std::int32_t>(std::min<std::int64_t>(busy, plan::kWhole)), config.cost), fixed);
+      ticks, plan::crowding(static_cast<std::int32_t>(std::min<std::int64_t>(busy, plan::kFullCrowd)), config.cost),
+      fixed);
 }
 
 std::int64_t makespan_ticks(const PlanConfig& config, const Plan& plan) {

@@ -1,6 +1,7 @@
 // uniform(n): every tile in n pieces of about the same length, piece i of the step on worker i mod workers. This is
 // what a plain launch over a static grid does, and the baseline that `balanced` must never lose to. Where `balanced`
-// takes it over, it leaves out other workers.
+// takes it over, it leaves out other workers. even(n), which only `balanced` makes, is the same with another number of
+// pieces, and comes as uniform(-n).
 #include "plan/uniform.hpp"
 
 #include <algorithm>
@@ -9,7 +10,7 @@ namespace latte::plan {
 
 std::int64_t uniform_extra_pieces(const Step& step, std::int32_t splits) {
   std::int64_t extra = 0;
-  for (const Tile& tile : step.tiles) extra += uniform_pieces(tile.blocks, splits) - 1;
+  for (const Tile& tile : step.tiles) extra += cut_pieces(tile.blocks, splits) - 1;
   return extra;
 }
 
@@ -44,7 +45,7 @@ Outcome emit_uniform(const Step& step, std::int32_t splits, const Buffers& buffe
 
   std::int64_t worker = 0, row = 0;
   for (const Tile& tile : step.tiles) {
-    const std::int32_t pieces = uniform_pieces(tile.blocks, splits);
+    const std::int32_t pieces = cut_pieces(tile.blocks, splits);
     emitter.begin_tile(tile, pieces);
     for (std::int32_t i = 0; i < pieces; ++i) {
       emitter.piece(uniform_cut(tile.blocks, pieces, i), uniform_cut(tile.blocks, pieces, i + 1),

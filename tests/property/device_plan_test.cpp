@@ -91,10 +91,7 @@ class HostBlock {
   void fold_rows(std::int32_t rows, std::int32_t count, const Load& load, const Store& store) {
     for (std::int32_t row : shuffled(0, rows)) {
       plan::Even all;
-      for (std::int32_t i : shuffled(0, count)) {
-        const plan::Even own = load(row, i);
-        all = {all.pieces + own.pieces, std::max(all.longest, own.longest)};
-      }
+      for (std::int32_t i : shuffled(0, count)) all = all + load(row, i);
       store(row, all);
     }
   }

@@ -163,6 +163,16 @@ TEST(PlanCheckProperty, DetectsAChangedCount) {
   });
 }
 
+// Told of equal pieces it would count them with the other workers at rest.
+TEST(PlanCheckProperty, DetectsEqualPiecesOfWhichAWorkerHasSeveral) {
+  expect_detected([](Rng& rng, Copy& copy) {
+    bool several = false;
+    for (std::size_t w = 0; w + 1 < copy.indptr.size(); ++w) several |= copy.indptr[w + 1] - copy.indptr[w] > 1;
+    copy.meta[kMetaSplits] = -rng.in(1, 100);
+    return several;
+  });
+}
+
 TEST(PlanCheckProperty, DetectsAWrongEstimate) {
   expect_detected([](Rng& rng, Copy& copy) {
     damage(rng, copy.meta[static_cast<std::size_t>(rng.in(kMetaMakespanLow, kMetaMakespanHigh))]);

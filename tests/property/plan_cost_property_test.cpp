@@ -70,6 +70,47 @@ TEST(PlanCostProperty, BalancedIsNeverEstimatedWorseThanUniform) {
   });
 }
 
+// Equal pieces on fewer workers: the fewest of at most n blocks for every tile, within one block of equal, one a
+// worker, and only where that is estimated no longer than what there is without them.
+TEST(PlanCostProperty, EqualPiecesAreOneAWorkerAndNoLonger) {
+  std::int32_t cut = 0, whole = 0;
+  for_each_case(
+      {.cases = 6000, .options = {.op = Op::decode, .max_requests = 40}}, [&](Rng& rng, PlanCase& c) -> Finding {
+        c.config.policy = Policy::balanced();
+        c.config.cost.alone_percent = rng.in(1, 99);
+        const GuardedPlan guarded(c);
+        if (!guarded.error().empty()) return guarded.error();
+        const Plan& plan = guarded.plan();
+        const std::int32_t n = -plan.work_meta_data[kMetaSplits];
+        if (n <= 0) return std::nullopt;
+        if (Finding finding = packed_tiles(c, plan)) return finding;
+        for (std::size_t w = 0; w + 1 < plan.work_indptr.size(); ++w)
+          if (plan.work_indptr[w + 1] - plan.work_indptr[w] > 1) return "two pieces of worker " + std::to_string(w);
+        const Truth truth(c);
+        const auto blocks = [&c](std::int32_t tokens) { return (tokens + c.config.kv_block - 1) / c.config.kv_block; };
+        for (const auto& pieces : pieces_of_tiles(plan)) {
+          const std::int32_t all = blocks(truth.extent(c, pieces[0].row_begin, pieces[0].row_end));
+          const auto count = static_cast<std::int32_t>(pieces.size());
+          if (count != std::max(1, (all + n - 1) / n))
+            return std::to_string(count) + " pieces of " + std::to_string(all) + " blocks, n = " + std::to_string(n);
+          for (const WorkRecord& r : pieces)
+            if (const std::int32_t own = blocks(r.kv_end - r.kv_begin); own < all / count || own > all / count + 1)
+              return "unequal piece: " + text(r);
+          ++(count > 1 ? cut : whole);
+        }
+        PlanCase without = c;
+        without.config.cost.alone_percent = 100;
+        const GuardedPlan other(without);
+        if (!other.error().empty()) return other.error();
+        if (other.plan().work_meta_data[kMetaSplits] < 0) return "equal pieces where nothing is shared";
+        if (plan.makespan_ticks() > other.plan().makespan_ticks())
+          return std::to_string(plan.makespan_ticks()) + " against " + std::to_string(other.plan().makespan_ticks());
+        return std::nullopt;
+      });
+  EXPECT_GT(cut, 100);
+  EXPECT_GT(whole, 100);
+}
+
 // uniform is the baseline, so it must be what it says: min(n, blocks) pieces of every tile, within one block of equal.
 TEST(PlanCostProperty, UniformCutsEveryTileIntoEqualPieces) {
   for_each_case({}, [](Rng& rng, PlanCase& c) -> Finding {

@@ -119,6 +119,24 @@ TEST(CudaChoice, IsTheSameEverywhere) {
   EXPECT_EQ(choose_for({.backend = "cpu", .workers = 8}, DecodeProblem{.heads = 16}, limits)->plan.workers, 8);
 }
 
+// What a block takes is told for all of a device's multiprocessors. Fewer of them share its memory: a block is cheaper
+// then, and leaving some without work wins less, or nothing.
+TEST(CudaChoice, AnEqualShareOfMemoryIsLargerForFewerWorkers) {
+  const auto cost = [](std::int32_t workers, std::int32_t heads) {
+    const Limits limits{.max_requests = 64, .max_kv_tokens = 4096, .workers = workers};
+    return choose_for(kH200, DecodeProblem{.heads = heads}, limits)->plan.cost;
+  };
+  const CostModel all = cost(0, 16), some = cost(110, 16), half = cost(66, 16), few = cost(5, 16);
+  EXPECT_LT(all.alone_percent, 80);
+  EXPECT_NEAR(some.block_ticks, all.block_ticks * 110 / 132, all.block_ticks / 100);
+  EXPECT_NEAR(some.alone_percent, all.alone_percent * 132 / 110, 2);
+  EXPECT_EQ(half.alone_percent, 100);
+  EXPECT_NEAR(half.block_ticks, all.block_ticks * all.alone_percent / 100, 1);
+  EXPECT_EQ(few.block_ticks, half.block_ticks);
+  EXPECT_EQ(cost(0, 128).alone_percent, 100);  // tensor cores are a pair's limit
+  EXPECT_EQ(cost(66, 128).block_ticks, cost(0, 128).block_ticks);
+}
+
 // A request's bits must not depend on how many workers there are, so neither may the chunk.
 TEST(CudaChoice, BatchInvariantChunksFollowFromTheLimitsAlone) {
   const auto chunk = [](std::int32_t requests, std::int32_t workers, std::int32_t heads) {

@@ -111,9 +111,9 @@ TEST(Plan, BalancedLeavesOutWorkersEvenly) {
   EXPECT_EQ(to_vector(uniform->plan().work_info_set), to_vector(balanced->plan().work_info_set));
 }
 
-// 32 + 4 * 8 blocks of 10 ticks on ten workers, a cut costs 10 with its piece. Equal shares of 65 ticks come to 80, as
-// a worker has 7 blocks and a cut. Eight pieces of 8 blocks are 2 + 8 + 80; with two of the workers at rest the 80
-// beyond a cut's 10 count 819/1024: 63.
+// 32 + 4 * 8 blocks of 10 ticks on ten workers; a cut costs 10 with its piece. Equal shares of 65 ticks come to 82: one
+// has 5 blocks behind a cut, and 2 of the next tile. Eight pieces of 8 blocks are 2 + 8 + 80; with two of the workers
+// at rest the 80 beyond a cut's 10 count 819/1024: 63.
 TEST(Plan, WhereMemoryIsSharedEqualPiecesOnFewerWorkersMayWin) {
   const Batch batch = {.seq_lens = {512, 128, 128, 128, 128}, .query_start = {0, 1, 2, 3, 4, 5}};
   PlanConfig config = example_config(10, Policy::balanced());

@@ -81,7 +81,7 @@ struct Choice {
 };
 
 // Of candidates: pieces of uniform(n) beyond one a tile at [n]; what even ones come to.
-struct Counts {
+struct Candidates {
   std::int32_t* extra;
   EvenCandidate* even;
 };
@@ -135,7 +135,7 @@ LATTE_DEVICE Choice best_even(Block& block, const Step& step, const EvenCandidat
   const auto smallest = block.first_smallest(plan::kEvenCandidates, [&](std::int32_t row) -> std::int64_t {
     const plan::Even all = even[row].all;
     if (all.pieces > task.config.workers) return INT64_MAX;
-    const std::int32_t busy = task.by_workers.floor(all.pieces * plan::kWhole);
+    const std::int32_t busy = task.by_workers.floor(all.pieces * plan::kFullCrowd);
     return plan::relieved(all.longest, plan::crowding(busy, task.config.cost), task.fixed);
   });
   const EvenCandidate& first = even[smallest.row];
@@ -172,13 +172,13 @@ LATTE_DEVICE inline std::int32_t uniform_tile(const Step& step, const std::int32
 LATTE_DEVICE inline std::int64_t uniform_load(const Step& step, const std::int32_t* first_piece, std::int32_t n,
                                               std::int32_t pieces, std::int32_t w) {
   const Task& task = step.task;
-  const bool even = pieces == std::int64_t{step.count} * n;
+  const bool regular = pieces == std::int64_t{step.count} * n;
   std::int64_t load = 0;
   std::int32_t t = 0;
   for (std::int64_t p = w; p < pieces; p += task.config.workers) {
     const auto piece = static_cast<std::int32_t>(p);
     t = uniform_tile(step, first_piece, n, pieces, t, piece);
-    const std::int32_t i = piece - (even ? t * n : first_piece[t]);
+    const std::int32_t i = piece - (regular ? t * n : first_piece[t]);
     const BlockRange blocks = uniform_range(task, n, step.tiles.blocks[t], i);
     load += task.fixed.piece + (blocks.end - blocks.begin) * step.block_ticks(t) + (i > 0 ? task.fixed.split : 0);
   }
@@ -231,22 +231,22 @@ LATTE_DEVICE Choice best_uniform(Block& block, const Step& step, std::int32_t* e
 // uniform(1) costs little and often wins: it is looked at together with the lines and the even pieces, and so is
 // whether uniform(2) has too many.
 template <class Block>
-LATTE_DEVICE Choice balance(Block& block, const Step& step, const Counts& counts) {
+LATTE_DEVICE Choice balance(Block& block, const Step& step, const Candidates& candidates) {
   const std::int32_t workers = step.task.config.workers;
   const auto lines = cut_lines(block, step);
   const auto whole = block.max_of(workers, [&](std::int32_t w) { return whole_load(step, w); });
   const auto halves = block.sum_of(step.count, [&](std::int32_t t) { return step.tiles.blocks[t] > 1 ? 1 : 0; });
   const bool even = plan::even_can_win(step.task.config, step.count);
-  if (even) count_even(block, step, counts.even);
+  if (even) count_even(block, step, candidates.even);
   block.sync();
   Choice best{.makespan = lines(0)};
   for (std::int32_t i = 1; i < plan::kSnapCandidates; ++i)
     if (const std::int64_t makespan = lines(i); makespan < best.makespan) best = {.line = i, .makespan = makespan};
-  if (even) best = best_even(block, step, counts.even, best);
+  if (even) best = best_even(block, step, candidates.even, best);
   if (const std::int64_t makespan = whole(); makespan < best.makespan)
     best = {.splits = 1, .makespan = makespan, .whole = true};
   if (uniform_can_win(step, halves(), best.makespan)) [[unlikely]]
-    return best_uniform(block, step, counts.extra, best);
+    return best_uniform(block, step, candidates.extra, best);
   return best;
 }
 

@@ -310,10 +310,7 @@ class DeviceBlock {
     if (row >= rows) return;
     plan::Even all;
 #pragma unroll 1
-    for (std::int32_t i = lane_; i < count; i += kLanes) {
-      const plan::Even own = load(row, i);
-      all = {all.pieces + own.pieces, std::max(all.longest, own.longest)};
-    }
+    for (std::int32_t i = lane_; i < count; i += kLanes) all = all + load(row, i);
     __syncwarp();
     all = {WarpSum{}(all.pieces), warp_max(all.longest)};
     if (lane_ == 0) store(row, all);

@@ -19,14 +19,14 @@ LATTE_DEVICE inline void number_tile(const Task& task, const TileArrays& tiles, 
   if (own.split_tiles > 0) task.reduce_partial()[first_partial] = before.partial_rows;
 }
 
-// A tile's pieces are cut by one of these. `tile`: where a piece belongs; `range`: the blocks of piece i of a tile;
-// `position`: where the piece's record goes.
-
 // plan::spread_numerator() over the workers.
 LATTE_DEVICE inline std::int32_t spread_record(const Task& task, std::int32_t records, std::int32_t w) {
   const std::int64_t numerator = plan::spread_numerator(records, w, task.config.workers);
   return static_cast<std::int32_t>(task.share.divide(static_cast<std::uint64_t>(numerator)).quotient);
 }
+
+// A tile's pieces are cut by one of these. `tile`: where a piece belongs; `range`: the blocks of piece i of a tile;
+// `position`: where the piece's record goes.
 
 // Pieces are dealt round-robin, and the first `more` workers have one more than the others. Whose records they are is
 // what `balanced` changes where there are fewer than workers.
@@ -59,7 +59,7 @@ struct UniformPieces {
   }
 };
 
-// One a worker, with the others' idle ones in between.
+// One a worker; idle workers lie between the others.
 struct EvenPieces {
   const Step& step;
   std::int32_t records;

@@ -117,16 +117,14 @@ LATTE_DEVICE EmitSums emit_whole(Block& block, const Step& step) {
   return {.pieces = step.count};
 }
 
-// uniform(n), or even(-n).
+// uniform(n), or even(n) as -n.
 template <class Block>
 LATTE_DEVICE EmitSums emit_pieces(Block& block, const Source& source, const Step& step, std::int32_t n) {
   const TileArrays& tiles = source.tiles;
   const EmitSums sums = block.template scan<EmitSums>(
       source.count,
       [&](std::int32_t t) {
-        const std::int32_t blocks = tiles.blocks[t];
-        return EmitSums::of(n < 0 ? plan::even_pieces(blocks, -n) : plan::uniform_pieces(blocks, n),
-                            tiles.rows[t].end - tiles.rows[t].begin);
+        return EmitSums::of(plan::cut_pieces(tiles.blocks[t], n), tiles.rows[t].end - tiles.rows[t].begin);
       },
       [&](std::int32_t t, const EmitSums& own, const EmitSums& before) { source.number(t, own, before); });
   if (n < 0) {
@@ -140,12 +138,12 @@ LATTE_DEVICE EmitSums emit_pieces(Block& block, const Source& source, const Step
 }
 
 template <class Block>
-LATTE_DEVICE Written plan_balanced(Block& block, const Source& source, const Counts& counts) {
+LATTE_DEVICE Written plan_balanced(Block& block, const Source& source, const Candidates& candidates) {
   const Ticks line = block.template scan<Ticks>(
       source.count, [&](std::int32_t t) { return unsplit_ticks(source.task, source.tile(t)); },
       [&](std::int32_t t, const Ticks&, const Ticks& before) { source.tiles.line[t] = before.ticks; });
   const Step step = source.step(line.ticks);
-  const Choice choice = balance(block, step, counts);
+  const Choice choice = balance(block, step, candidates);
   Written written{.makespan = choice.makespan, .splits = choice.splits};
   if (choice.splits == 0)
     written.sums = emit_line(block, step, choice.line);
@@ -194,10 +192,10 @@ LATTE_DEVICE Written plan_chunks(Block& block, const Source& source) {
 }
 
 template <PolicyKind kind, class Block>
-LATTE_DEVICE void plan_tiles(Block& block, const Source& source, const Counts& counts) {
+LATTE_DEVICE void plan_tiles(Block& block, const Source& source, const Candidates& candidates) {
   Written written;
   if constexpr (kind == PolicyKind::balanced)
-    written = plan_balanced(block, source, counts);
+    written = plan_balanced(block, source, candidates);
   else if constexpr (kind == PolicyKind::uniform)
     written = plan_uniform(block, source);
   else
@@ -206,7 +204,7 @@ LATTE_DEVICE void plan_tiles(Block& block, const Source& source, const Counts& c
 }
 
 template <class Shared>
-LATTE_DEVICE Counts counts_of(Shared& shared) {
+LATTE_DEVICE Candidates candidates_of(Shared& shared) {
   return {shared.extra, shared.even};
 }
 
@@ -222,14 +220,14 @@ LATTE_DEVICE void make_plan(Block& block, const Task& task, Shared& shared) {
     if (fits(task, counts.tiles, shared)) {
       const TileArrays tiles = shared_arrays(shared);
       const Source source{task, shared_requests(shared), tiles, counts.tiles, counts.each};
-      return plan_tiles<kind>(block, source, counts_of(shared));
+      return plan_tiles<kind>(block, source, candidates_of(shared));
     }
   } else {
     requests = global_requests(task);
     counts = read_requests(block, task, requests);
   }
   const TileArrays tiles = global_arrays(task);
-  plan_tiles<kind>(block, Source{task, requests, tiles, counts.tiles, counts.each}, counts_of(shared));
+  plan_tiles<kind>(block, Source{task, requests, tiles, counts.tiles, counts.each}, candidates_of(shared));
 }
 
 }  // namespace latte::cuda::planner

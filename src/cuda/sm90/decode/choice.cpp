@@ -23,8 +23,9 @@ struct Body {
   std::int32_t block_ns, pair_block_ns;
   // Loading the queries and storing the result; on top for a split: its partial written, waited for and joined.
   std::int32_t piece_ns, split_ns;
-  // Of block_ns where few thread blocks are at work, and memory is no limit. Such that equal pieces on some of the
-  // multiprocessors and equal shares on all of them are estimated alike where they took the same time.
+  // What of block_ns is left where few thread blocks are at work, and memory is no limit. Such that equal pieces on
+  // some of the multiprocessors and equal shares on all of them are estimated alike where they took the same time. A
+  // pair's limit is not memory.
   std::int32_t alone_percent;
 };
 
@@ -108,12 +109,15 @@ Result<KernelChoice> choose_decode(const DecodeProblem& problem, const Limits& g
   config.limits = given;
   config.limits.workers = config.workers;
   const std::int32_t width = problem.latent + problem.rope;
+  // With fewer workers than there are multiprocessors blocks take less time, and there is less to win by resting.
+  const std::int32_t alone = pair ? 100 : body.alone_percent;
+  const std::int32_t busy = std::clamp(100 * available / kHopperMultiprocessors, alone, 100);
   config.cost = {.piece_ticks = body.piece_ns,
                  .split_ticks = body.split_ns,
-                 .block_ticks = (pair ? body.pair_block_ns : body.block_ns) * width / 576,
+                 .block_ticks = (pair ? body.pair_block_ns : body.block_ns) * busy / 100 * width / 576,
                  .granule_ticks = 0,
                  .row_granule = 1,
-                 .alone_percent = pair ? 100 : body.alone_percent};  // a pair's limit is not memory
+                 .alone_percent = 100 * alone / busy};
 
   if (config.policy.kind == PolicyKind::batch_invariant &&
       ceil_div(limits.max_kv_tokens, config.policy.n) > kMostPieces)

@@ -125,7 +125,7 @@ struct Slice {
 };
 
 // A tile's partials, as far as this thread block is concerned: its rows, and which slice of them it joins. In which
-// order numbers are added follows from how many partials there are, and from nothing else.
+// order numbers are added follows from the kernel's rows and how many partials there are, and from nothing else.
 template <class Config, class Order>
 class TileMerge {
  public:
@@ -170,7 +170,7 @@ class TileMerge {
   }
 
   // Few partials: a thread takes several parts of kPart values at once. Many: 2^runs_log2 threads take one, each a run
-  // of its partials, as many as leave no thread a second part of a tile that has all of its rows.
+  // of its partials. There are as many runs as there are threads for, in a tile that has all of its rows.
   template <int kPart, int kAtOnce, int kMore, bool kRuns = false>
   __device__ void join(float* scratch, Meeting& meet) {
     constexpr int kParts = Config::kLatent / kPart;  // of a row
