@@ -3,7 +3,9 @@
 #   OBJECTS  a directory with the *.ptxas files that scripts/keep_ptxas_report leaves beside each object
 #   BUDGET   lines "pattern registers [shared]": kernels whose name matches the extended regular expression may use so
 #            many registers and so many bytes of static shared memory, at most; the first line that matches counts
-# Every kernel must have neither spills nor a stack, and every line of the budget must match a kernel.
+# Every kernel must have neither spills nor a stack, every line of the budget must match a kernel, and there must be no
+# trap: nvcc puts one, without a word, where it takes code for impossible, as when a constant of the host is asked for by
+# its address (std::clamp takes references).
 # Exits 77 (skipped) when there is nothing to look at, 1 when something is wrong.
 set -eu
 
@@ -15,6 +17,11 @@ if [ -z "$reports" ]; then
   exit 77
 fi
 [ -f "$budget" ] || budget=/dev/null
+
+# shellcheck disable=SC2086
+if grep -E '^traps [1-9]' $reports /dev/null; then
+  exit 1
+fi
 
 # One kernel a line: name, stack, spill stores, spill loads, registers, static shared memory. Names are demangled where
 # something is there to do it; patterns should match either way.
@@ -70,6 +77,6 @@ awk '
       if (!matched[i]) { printf "%s: no kernel matches this line of the budget\n", pattern[i]; bad = 1 }
     if (kernels == 0) { print "the reports name no kernel"; bad = 1 }
     for (i = 1; i <= rules; ++i) within += matched[i]
-    if (!bad) printf "%d kernels: no spills, no stack; %d of them within their budgets\n", kernels, within
+    if (!bad) printf "%d kernels: no spills, no stack, no traps; %d of them within their budgets\n", kernels, within
     exit bad
   }'

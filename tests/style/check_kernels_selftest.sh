@@ -7,7 +7,7 @@ tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT
 failed=0
 
-# report STACK STORES LOADS REGISTERS SHARED
+# report STACK STORES LOADS REGISTERS SHARED [TRAPS]
 report() {
   cat >"$tree/kernel.cu.o.ptxas" <<REPORT
 ptxas info    : 0 bytes gmem
@@ -15,6 +15,7 @@ ptxas info    : Compiling entry function '_ZN5latte6decodeEi' for 'sm_90a'
 ptxas info    : Function properties for _ZN5latte6decodeEi
     $1 bytes stack frame, $2 bytes spill stores, $3 bytes spill loads
 ptxas info    : Used $4 registers, used 2 barriers, $5 bytes smem, 416 bytes cmem[0]
+traps ${6-0}
 REPORT
 }
 
@@ -37,6 +38,7 @@ report 0 4 0 168 1024 && expect 1 "a spill"
 report 0 0 4 168 1024 && expect 1 "a spill loaded back"
 report 0 0 0 169 1024 && expect 1 "a register too many"
 report 0 0 0 168 1028 && expect 1 "too much shared memory"
+report 0 0 0 168 1024 2 && expect 1 "traps"
 printf 'decode 168\nprefill 100\n' >"$tree/budget"
 report 0 0 0 168 0 && expect 1 "a budget for no kernel"
 printf 'decode 168\n' >"$tree/budget"
