@@ -149,8 +149,8 @@ constexpr std::int32_t even_blocks(std::int32_t candidate, std::int64_t share_bl
 constexpr std::int32_t even_pieces(std::int32_t blocks, std::int32_t most) {
   return blocks <= most ? 1 : blocks_for(blocks, most);
 }
-// Pieces, and the longest of them: of several of a tile the last, which pays for the cut. More than `workers` are too
-// many, and are not counted.
+// Pieces, and the ticks of the longest: of several of a tile the last, which pays for the cut. Of a tile no more than
+// workers + 1 are counted, which is too many already.
 struct Even {
   std::int32_t pieces = 0;
   std::int64_t longest = 0;
