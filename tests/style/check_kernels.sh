@@ -22,6 +22,12 @@ fi
 if grep -E '^traps [1-9]' $reports /dev/null; then
   exit 1
 fi
+# shellcheck disable=SC2086
+silent=$(grep -L '^traps ' $reports || true)
+if [ -n "$silent" ]; then
+  echo "no word about traps, compile anew: $silent"
+  exit 1
+fi
 
 # One kernel a line: name, stack, spill stores, spill loads, registers, static shared memory. Names are demangled where
 # something is there to do it; patterns should match either way.
