@@ -51,6 +51,9 @@ struct Fixed {
 
   constexpr std::int64_t both() const { return piece + split; }
 };
+constexpr Fixed fixed_ticks(const PlanConfig& config) {
+  return {.piece = config.cost.piece_ticks, .split = split_ticks(config)};
+}
 
 // `total` ticks shared out evenly: where worker w's share begins. Without the product of total and w, which could
 // overflow; rest * w fits 32 bits.

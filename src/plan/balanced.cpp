@@ -120,13 +120,14 @@ Outcome emit_balanced(const Step& step, const Buffers& buffers, Emitter& emitter
     std::swap(best_cuts, trial_cuts);
   }
 
-  const std::int64_t share_blocks = step.line_ticks / workers / step.config.cost.block(step.config.row_tile);
-  if (even_can_win(step.config, static_cast<std::int64_t>(step.tiles.size())))
+  if (even_can_win(step.config, static_cast<std::int64_t>(step.tiles.size()))) {
+    const std::int64_t share_blocks = step.line_ticks / workers / step.config.cost.block(step.config.row_tile);
     for (std::int32_t i = 0; i < kEvenCandidates; ++i) {
       const std::int32_t most = even_blocks(i, share_blocks);
       if (const auto makespan = even_makespan(step, most); makespan && *makespan < best)
         best = *makespan, splits = -most;
     }
+  }
 
   for (std::int32_t n = 1; n <= kMaxUniformCandidate; ++n) {
     if (!uniform_can_win(uniform_extra_pieces(step, n), step.line_ticks, best, workers, step.fixed)) break;

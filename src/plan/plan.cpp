@@ -50,7 +50,7 @@ Outcome plan_decode(const PlanConfig& config, const StepLengths& lengths, const 
   const Step step{.config = config,
                   .tiles = buffers.tiles.first(static_cast<std::size_t>(tiles)),
                   .line_ticks = line_ticks,
-                  .fixed = {.piece = config.cost.piece_ticks, .split = split_ticks(config)}};
+                  .fixed = fixed_ticks(config)};
 
   Emitter emitter(config, lengths, buffers);
   Outcome outcome{};
@@ -128,11 +128,9 @@ std::int64_t record_ticks(const PlanConfig& config, const WorkRecord& record) {
 std::int64_t record_ticks(const PlanConfig& config, const Plan& plan, const WorkRecord& record) {
   const std::int64_t ticks = record_ticks(config, record);
   if (plan.work_meta_data[kMetaSplits] >= 0) return ticks;
-  const std::int64_t busy = static_cast<std::int64_t>(plan.work_info_set.size()) * plan::kFullCrowd / plan.workers();
-  const plan::Fixed fixed{.piece = config.cost.piece_ticks, .split = plan::split_ticks(config)};
-  return plan::relieved(
-      ticks, plan::crowding(static_cast<std::int32_t>(std::min<std::int64_t>(busy, plan::kFullCrowd)), config.cost),
-      fixed);
+  const auto records = static_cast<std::int64_t>(plan.work_info_set.size());
+  const auto busy = static_cast<std::int32_t>(records * plan::kFullCrowd / plan.workers());
+  return plan::relieved(ticks, plan::crowding(busy, config.cost), plan::fixed_ticks(config));
 }
 
 std::int64_t makespan_ticks(const PlanConfig& config, const Plan& plan) {

@@ -53,7 +53,7 @@ PrefillStep prefill_step(const PlanConfig& config, const StepLengths& lengths, c
                    .requests = 0,
                    .total_ticks = 0,
                    .largest_ticks = 0,
-                   .fixed = {.piece = config.cost.piece_ticks, .split = split_ticks(config)}};
+                   .fixed = fixed_ticks(config)};
   for (std::int32_t b = 0; b < static_cast<std::int32_t>(lengths.seq_lens.size()); ++b) {
     const auto i = static_cast<std::size_t>(b);
     const std::int32_t query_end = lengths.query_start[i + 1];

@@ -139,6 +139,7 @@ TEST(Program, ThePlanInJsonIsAPlanOfItsBatch) {
       {"plan", "--spec", "1q1s64k_63q1s2k", "--workers", "132", "--json"},
       {"plan", "--spec", "16q1s4k_4q4s1k", "--workers", "8", "--policy", "uniform:4", "--heads", "100", "--json"},
       {"plan", "--spec", "3q3s300_2q1s0", "--workers", "5", "--policy", "batch_invariant:256", "--json"},
+      {"plan", "--spec", "100q1s4k", "--backend", "cuda", "--workers", "132", "--heads", "16", "--json"},
       {"plan", "--op", "prefill", "--spec", "1q2k_7q300", "--workers", "132", "--heads", "3", "--json"},
       {"plan", "--op", "prefill", "--spec", "q512s4k_q9", "--workers", "7", "--policy", "batch_invariant", "--json"},
       {"plan", "--op", "prefill", "--spec", "8q1k", "--workers", "9", "--policy", "uniform:2", "--mask", "none",
@@ -285,6 +286,12 @@ TEST(Program, PlansForCudaAreShownWithTheKernelAndItsReasons) {
   const ProgramRun text = run_latte({"plan", "--spec", "4q1s4k", "--heads", "128", "--backend", "cuda"});
   ASSERT_EQ(text.exit_code, 0) << text.err;
   EXPECT_NE(text.out.find("kernel     sm90_"), std::string::npos) << text.out;
+  // One whole request each for 100 of the multiprocessors, which use up the memory.
+  const ProgramRun whole =
+      run_latte({"plan", "--spec", "100q1s4k", "--heads", "16", "--backend", "cuda", "--workers", "132"});
+  ASSERT_EQ(whole.exit_code, 0) << whole.err;
+  for (const char* said : {"balanced, in equal pieces", "0 of them split", "records    100"})
+    EXPECT_NE(whole.out.find(said), std::string::npos) << said << "\n" << whole.out;
 }
 
 TEST(Program, InfoSaysWhetherCudaCanBeUsed) {

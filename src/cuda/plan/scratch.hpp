@@ -55,7 +55,7 @@ inline Task make_task(const PlanConfig& config, const PlanSizes& sizes, std::int
             .query_most = std::min(limits.max_query_tokens, query_limit),
             .kv_total_binds = std::int64_t{requests} * limits.max_kv_tokens > limits.max_total_kv_tokens,
             .config = config,
-            .fixed = {.piece = config.cost.piece_ticks, .split = plan::split_ticks(config)},
+            .fixed = plan::fixed_ticks(config),
             .by_heads = Divisor::of(config.heads),
             .by_row_tile = Divisor::of(config.row_tile),
             .by_kv_block = Divisor::of(config.kv_block),
