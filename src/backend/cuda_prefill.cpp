@@ -13,9 +13,11 @@ namespace {
 
 // The parts of a step's workspace, in this order, each from a multiple of 256 bytes on.
 struct PrefillParts {
-  std::int64_t arrived = 0, partial_lse = 0, partial_out = 0;
-  std::int64_t q = 0, k = 0, v = 0;  // as the kernel wants them, where the caller's are otherwise
-  std::int64_t v_tokens = 0;
+  std::int64_t arrived = 0, launches = 0, claimed = 0, ready = 0;  // zero before the first launch
+  std::int64_t partial_lse = 0, partial_out = 0;
+  std::int64_t q = 0, k = 0, v = 0;  // of the type that the kernel multiplies, where the caller's are of another
+  std::int64_t values = 0;           // fp8: transposed
+  std::int64_t value_blocks = 0;     // of a head
   std::int64_t bytes = 0;
 
   explicit PrefillParts(const PrefillSetup& setup) {
@@ -24,15 +26,21 @@ struct PrefillParts {
     const bool fp8_tensors = problem.dtype == Dtype::fp8_e4m3, fp8 = setup.choice.math == PrefillMath::fp8;
     const std::int64_t row = std::int64_t{problem.heads} * (fp8 ? 1 : 2);  // bytes a column
     const bool convert = fp8 != fp8_tensors;
-    v_tokens =
-        fp8 ? cuda::transposed_tokens(limits.max_total_kv_tokens, limits.max_requests) : limits.max_total_kv_tokens;
+    if (fp8) value_blocks = cuda::transposed_blocks(limits.max_total_kv_tokens, limits.max_requests);
+    const std::int64_t all_blocks = problem.heads * value_blocks;
+    const auto words = [](std::int64_t count) { return count * static_cast<std::int64_t>(sizeof(std::uint32_t)); };
     take(arrived, static_cast<std::int64_t>(arrived_bytes(setup.sizes)));
-    take(partial_lse, setup.sizes.partial_rows * static_cast<std::int64_t>(sizeof(float)));
-    take(partial_out, setup.sizes.partial_rows * cuda::kPrefillValues * static_cast<std::int64_t>(sizeof(float)));
+    take(launches, words(fp8 ? 2 : 0));
+    take(claimed, words(all_blocks));
+    take(ready, words(all_blocks));
+    take(partial_lse, words(setup.sizes.partial_rows));
+    take(partial_out, words(setup.sizes.partial_rows * cuda::kPrefillValues));
     take(q, convert ? limits.max_total_query_tokens * row * cuda::kPrefillWidth : 0);
     take(k, convert ? limits.max_total_kv_tokens * row * cuda::kPrefillWidth : 0);
-    take(v, convert || fp8 ? v_tokens * row * cuda::kPrefillValues : 0);
+    take(v, convert ? limits.max_total_kv_tokens * row * cuda::kPrefillValues : 0);
+    take(values, all_blocks * cuda::kPrefillBlock * cuda::kPrefillValues);
   }
+  std::int64_t zeroed_bytes() const { return partial_lse; }  // from the first on
 
  private:
   void take(std::int64_t& part, std::int64_t count) {
@@ -122,6 +130,13 @@ class CudaPrefillStep final : public PrefillStep {
                            .workspace = {.arrived = reinterpret_cast<std::uint32_t*>(workspace + parts_.arrived),
                                          .partial_lse = reinterpret_cast<float*>(workspace + parts_.partial_lse),
                                          .partial_out = reinterpret_cast<float*>(workspace + parts_.partial_out)}};
+    if (fp8())
+      call.values = {.data = workspace + parts_.values,
+                     .blocks = static_cast<std::int32_t>(parts_.value_blocks),
+                     .launches = reinterpret_cast<std::uint32_t*>(workspace + parts_.launches),
+                     .started = reinterpret_cast<std::uint32_t*>(workspace + parts_.launches) + 1,
+                     .claimed = reinterpret_cast<std::uint32_t*>(workspace + parts_.claimed),
+                     .ready = reinterpret_cast<std::uint32_t*>(workspace + parts_.ready)};
     // Scales belong to fp8 values, the caller's or those made here.
     if (fp8() || fp8_tensors()) {
       call.q_scale = scale(args.q_scale);
@@ -148,27 +163,12 @@ class CudaPrefillStep final : public PrefillStep {
   bool fp8_tensors() const { return setup_.problem.dtype == Dtype::fp8_e4m3; }
   bool fp8() const { return setup_.choice.math == PrefillMath::fp8; }
 
-  // Brings the tensors into the form that the kernel multiplies.
+  // Brings the tensors into the type that the kernel multiplies.
   Status enter(cuda::PrefillCall& call, std::byte* workspace, Stream stream) const {
-    if (fp8() != fp8_tensors()) {
-      LATTE_RETURN_IF_ERROR(convert(call.q, call.q_scale, cuda::kPrefillWidth, workspace + parts_.q, stream));
-      LATTE_RETURN_IF_ERROR(convert(call.k, call.k_scale, cuda::kPrefillWidth, workspace + parts_.k, stream));
-      if (!fp8()) return convert(call.v, call.v_scale, cuda::kPrefillValues, workspace + parts_.v, stream);
-    }
-    if (!fp8()) return {};
-    LATTE_RETURN_IF_ERROR(device_.transpose_values({.v = call.v,
-                                                    .dtype = setup_.problem.dtype,
-                                                    .scale = call.v_scale,
-                                                    .heads = call.heads,
-                                                    .requests = call.meta + kMetaRequests,
-                                                    .kv_start = call.kv_start,
-                                                    .to = workspace + parts_.v,
-                                                    .tokens = parts_.v_tokens},
-                                                   stream));
-    call.v = {.data = workspace + parts_.v,
-              .head_stride = parts_.v_tokens * cuda::kPrefillValues,
-              .tokens = static_cast<std::int32_t>(parts_.v_tokens)};
-    return {};
+    if (fp8() == fp8_tensors()) return {};
+    LATTE_RETURN_IF_ERROR(convert(call.q, call.q_scale, cuda::kPrefillWidth, workspace + parts_.q, stream));
+    LATTE_RETURN_IF_ERROR(convert(call.k, call.k_scale, cuda::kPrefillWidth, workspace + parts_.k, stream));
+    return convert(call.v, call.v_scale, cuda::kPrefillValues, workspace + parts_.v, stream);
   }
 
   Status convert(cuda::PrefillTensor& tensor, const cuda::ScaleView& scale, std::int32_t width, std::byte* to,
@@ -231,7 +231,7 @@ Result<std::unique_ptr<PrefillStep>> CudaImpl::make_prefill_step(const PrefillSe
 }
 
 Status CudaImpl::init_prefill_workspace(const PrefillSetup& setup, std::byte* workspace, Stream stream) {
-  return device_->clear(workspace + PrefillParts(setup).arrived, arrived_bytes(setup.sizes), stream);
+  return device_->clear(workspace, static_cast<std::size_t>(PrefillParts(setup).zeroed_bytes()), stream);
 }
 
 Status CudaImpl::gather_kv(const GatherKvArgs& args) {

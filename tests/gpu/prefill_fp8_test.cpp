@@ -104,6 +104,17 @@ TEST_F(GpuPrefillFp8, DoesNotLosePrecisionOnLongRows) {
 }
 
 // Values at the ends of the format: 448 and subnormals, under scales far from one.
+// Values are transposed by whoever needs them first. Here thread blocks need values of others, and more of them are
+// launched than the device has room for, or a single one does it all; the last block of each request is not full.
+TEST_F(GpuPrefillFp8, ThreadBlocksShareTransposedValues) {
+  const PrefillCase c = fp8_case(PrefillMath::fp8, {{700, 700}, {1, 5000}, {300, 1000}}, 48);
+  for (const Policy& policy : {Policy::balanced(), Policy::uniform(1), Policy::uniform(7)})
+    EXPECT_EQ(expect_agreement(backend(), c, {.policy = policy}), PrefillMath::fp8);
+  const PrefillCase few = fp8_case(PrefillMath::fp8, {{200, 300}, {1, 4500}}, 5);
+  const Limits one_worker = few.limits(1);
+  EXPECT_EQ(expect_agreement(backend(), few, {}, &one_worker), PrefillMath::fp8);
+}
+
 TEST_F(GpuPrefillFp8, TakesTheWholeRangeOfTheFormat) {
   for (float scale : {1.0f / 120, 64.0f}) {
     PrefillCase c = fp8_case(PrefillMath::automatic, {{130, 200}, {64, 64}}, 3);

@@ -145,9 +145,7 @@ class Device {
   virtual Status validate(const ValidateCall& call, Stream stream) = 0;
 
   virtual Status prepare(const PrefillKernel& kernel) = 0;
-  virtual Status transpose_values(const TransposeCall& call, Stream stream) = 0;
   virtual Status convert(const ConvertCall& call, Stream stream) = 0;
-  // fp8: transpose_values() was queued right before.
   virtual Status prefill(const PrefillKernel& kernel, const PrefillCall& call, std::int32_t workers, Stream stream) = 0;
   virtual Status gather_kv(const GatherKvCall& call, Stream stream) = 0;
 

@@ -47,7 +47,6 @@ class Gpu final : public Device {
   Status validate(const ValidateCall& call, Stream stream) override;
 
   Status prepare(const PrefillKernel& kernel) override;
-  Status transpose_values(const TransposeCall& call, Stream stream) override;
   Status convert(const ConvertCall& call, Stream stream) override;
   Status prefill(const PrefillKernel& kernel, const PrefillCall& call, std::int32_t workers, Stream stream) override;
   Status gather_kv(const GatherKvCall& call, Stream stream) override;

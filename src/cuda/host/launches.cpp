@@ -53,12 +53,6 @@ Status Gpu::prepare(const PrefillKernel& kernel) {
   return {};
 }
 
-Status Gpu::transpose_values(const TransposeCall& call, Stream stream) {
-  const Use use(ordinal_);
-  LATTE_RETURN_IF_CUDA_ERROR(launch_transpose_values(call, as_stream(stream)), "a launch that transposes values");
-  return {};
-}
-
 Status Gpu::convert(const ConvertCall& call, Stream stream) {
   const Use use(ordinal_);
   LATTE_RETURN_IF_CUDA_ERROR(launch_convert(call, as_stream(stream)), "a launch that converts a tensor");

@@ -42,6 +42,30 @@ __device__ __forceinline__ void load_box(const CUtensorMap& map, Barrier& barrie
       : "memory");
 }
 
+// Bytes as they lie, a multiple of 16, into shared memory; announced on `barrier`.
+__device__ __forceinline__ void load_bytes(Barrier& barrier, std::uint32_t to, const void* from, std::uint32_t bytes) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "l"(from), "r"(bytes), "r"(shared_address(&barrier))
+               : "memory");
+}
+// And back, as a group of their own. The thread that stores them waits until all but its last few groups have been read
+// from shared memory, or are written.
+__device__ __forceinline__ void store_bytes(void* to, std::uint32_t from, std::uint32_t bytes) {
+  asm volatile(
+      "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
+      "cp.async.bulk.commit_group;" ::"l"(to),
+      "r"(from), "r"(bytes)
+      : "memory");
+}
+template <int kLeft>
+__device__ __forceinline__ void wait_stores_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLeft) : "memory");
+}
+template <int kLeft>
+__device__ __forceinline__ void wait_stores_written() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kLeft) : "memory");
+}
+
 // 16 bytes, past L1. With `valid` false the destination is filled with zeros and nothing is read.
 __device__ __forceinline__ void copy_16(std::uint32_t to, const void* from, bool valid = true) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
@@ -63,9 +87,22 @@ __device__ __forceinline__ void store_matrix_x2_transposed(std::uint32_t to, std
                : "memory");
 }
 
+__device__ __forceinline__ void store_matrix_x4(std::uint32_t to, const std::uint32_t (&from)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(from[0]), "r"(from[1]),
+               "r"(from[2]), "r"(from[3])
+               : "memory");
+}
+
 // Four 8 x 8 matrices of 16-bit values as a warp's fragments; lane l names row l % 8 of matrix l / 8.
 __device__ __forceinline__ void load_matrix_x4(std::uint32_t (&to)[4], std::uint32_t from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(from)
+               : "memory");
+}
+
+__device__ __forceinline__ void load_matrix_x4_transposed(std::uint32_t (&to)[4], std::uint32_t from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                : "r"(from)
                : "memory");

@@ -76,6 +76,8 @@ __device__ __forceinline__ void fence_barrier_init() {
 }
 // Orders this thread's ordinary shared-memory accesses before later ones of the tensor cores and the copy engine.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// The same for global memory, and between what the copy engine did and ordinary accesses, too.
+__device__ __forceinline__ void fence_async_proxy_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 // Barriers of a part of the thread block, whole warps; `kThreads` counts all who come.
 template <int kId, int kThreads>
@@ -156,4 +158,20 @@ __device__ __forceinline__ std::uint32_t load_acquire(const std::uint32_t* addre
   return value;
 }
 
+// What others wrote before a value that this thread has loaded is seen after it.
+__device__ __forceinline__ void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+__device__ __forceinline__ std::uint32_t load_relaxed(const std::uint32_t* address) {
+  std::uint32_t value;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+__device__ __forceinline__ void store_release(std::uint32_t* address, std::uint32_t value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+// Puts a value there and returns what was there before.
+__device__ __forceinline__ std::uint32_t exchange(std::uint32_t* address, std::uint32_t value) {
+  std::uint32_t before;
+  asm volatile("atom.relaxed.gpu.global.exch.b32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(value) : "memory");
+  return before;
+}
 }  // namespace latte::cuda::prim

@@ -24,6 +24,31 @@ struct ScaleView {
   bool per_head = false;
 };
 
+inline constexpr std::int32_t kPrefillRows = 128;   // query tokens a tile
+inline constexpr std::int32_t kPrefillBlock = 128;  // KV tokens a block
+inline constexpr std::int32_t kPrefillWidth = 192;  // of q and k
+inline constexpr std::int32_t kPrefillValues = 128;
+
+// fp8: values as the products take them, which the launch makes of v as it goes along: [heads][blocks], 128 columns of
+// 128 tokens each, as they are to lie in shared memory. Every request has blocks of its own, with zeros behind its last
+// token. Words are numbers of launches, modulo 2^32; zero before the first.
+struct TransposedValues {
+  std::byte* data = nullptr;
+  std::int32_t blocks = 0;            // of a head; with all heads they are fewer than 2^31, or would be 32 TB
+  std::uint32_t* launches = nullptr;  // so far
+  std::uint32_t* started = nullptr;   // thread blocks of this one
+  std::uint32_t* claimed = nullptr;   // [heads][blocks]: the last launch in which somebody took it upon himself
+  std::uint32_t* ready = nullptr;     // [heads][blocks]: the last launch in which it is there
+};
+// The first block of a request: request b begins with block kv_start[b] / 128 + b, which leaves room for all of its
+// own. With x = kv_start[b], y = kv_start[b + 1]:  y / 128 - x / 128 + 1 >= (y - x) / 128 + 1 >= ceil((y - x) / 128).
+constexpr std::int32_t transposed_begin(std::int32_t kv_start, std::int32_t request) {
+  return kv_start / kPrefillBlock + request;
+}
+constexpr std::int64_t transposed_blocks(std::int64_t kv_tokens, std::int64_t requests) {
+  return kv_tokens / kPrefillBlock + requests;
+}
+
 struct PrefillCall {
   std::int32_t heads = 1;
   Mask mask = Mask::causal;
@@ -37,6 +62,7 @@ struct PrefillCall {
   const std::int32_t* meta = nullptr;  // the plan's work_meta_data
   PlanView plan;
   PrefillWorkspace workspace;  // arrived: [2 * tiles], one for each warpgroup's half of a tile
+  TransposedValues values;     // fp8
 };
 
 // Which kernel serves a problem: the type it multiplies.
@@ -44,32 +70,6 @@ struct PrefillKernel {
   Dtype dtype = Dtype::bf16;  // bf16, f16 or fp8_e4m3
 };
 
-inline constexpr std::int32_t kPrefillRows = 128;   // query tokens a tile
-inline constexpr std::int32_t kPrefillBlock = 128;  // KV tokens a block
-inline constexpr std::int32_t kPrefillWidth = 192;  // of q and k
-inline constexpr std::int32_t kPrefillValues = 128;
-
-// Transposed values: [heads][blocks][128 columns][128 tokens], each request's from a block of its own on, zeros behind
-// its last token. Within 32 tokens they are in the order of the products' registers.
-//   Request b begins at 128 * (kv_start[b] / 128 + b), which leaves room for whole blocks of 128: with x = kv_start[b],
-//   y = kv_start[b + 1]:  y / 128 - x / 128 + 1 >= (y - x) / 128 + 1 >= ceil((y - x) / 128).
-constexpr std::int32_t transposed_begin(std::int32_t kv_start, std::int32_t request) {
-  return (kv_start / kPrefillBlock + request) * kPrefillBlock;
-}
-constexpr std::int64_t transposed_tokens(std::int64_t kv_tokens, std::int64_t requests) {
-  return (kv_tokens / kPrefillBlock + requests) * kPrefillBlock;
-}
-
-struct TransposeCall {
-  PrefillTensor v;
-  Dtype dtype = Dtype::fp8_e4m3;  // of v; bf16 and f16 are divided by the scale and rounded
-  ScaleView scale;
-  std::int32_t heads = 1;
-  const std::int32_t* requests = nullptr;  // of the step; read when it runs
-  const std::int32_t* kv_start = nullptr;
-  void* to = nullptr;
-  std::int64_t tokens = 0;  // of `to`: transposed_tokens() of the most there may be
-};
 struct ConvertCall {
   PrefillTensor from;
   Dtype from_dtype = Dtype::bf16;  // bf16 and f16 become fp8, fp8 becomes f16

@@ -40,15 +40,14 @@ struct Shape {
   static constexpr float kHead = 0, kLag = 6;
 };
 // fp8:  q, k  [3 groups of 64 columns][rows][64 bytes]  K-major, 64-byte swizzle
-//       v     transposed by the launch before, as products take K-major operands only: [128 columns][128 tokens],
-//             128-byte swizzle, tokens within groups of 32 in the order in which the probabilities' registers hold them
+//       v     transposed (transpose.cuh), as products take K-major operands only: [128 columns][128 tokens], 128-byte
+//             swizzle, tokens within groups of 16 in the order in which the probabilities' registers hold them
 template <>
 struct Shape<Fp8> {
   static constexpr int kBytes = 1;
   static constexpr int kStages = 4;
   static constexpr int kStep = 32;
-  static constexpr int kValueBoxes = 1;
-  static constexpr int kLoaderRegisters = 40, kConsumerRegisters = 232;
+  static constexpr int kLoaderRegisters = 56, kConsumerRegisters = 224;
   static constexpr bool kQueriesHeld = true;
   // e4m3 has 2^-6 to 448 at full precision; 2^8 is the highest it is used to, so that a row's largest is exact.
   static constexpr float kHead = 8, kLag = 0;
@@ -69,9 +68,21 @@ struct Piece {
   __device__ std::int32_t tokens() const { return record.kv_end - record.kv_begin; }
   __device__ std::int32_t blocks() const { return (tokens() + kTokens - 1) / kTokens; }
   __device__ bool split() const { return record.partial_row >= 0; }
+  // Tokens that the request has from the piece's first on.
+  __device__ std::int32_t request_tokens() const { return record.kv_after + record.kv_end - record.kv_begin; }
   // How many of the piece's tokens a row sees; not more than there are, maybe less than none.
   __device__ std::int32_t visible(std::int32_t row) const { return min(tokens(), tokens() + slack + row); }
 };
+
+// fp8: blocks of values on their way to the form that products take.
+struct TransposerStorage {
+  static constexpr int kFetched = 2;
+
+  alignas(1024) std::byte fetched[kFetched][kTokens * kValues];  // [tokens][128 bytes], 128-byte swizzle
+  prim::Barrier landed[kFetched], launch_known;
+  std::uint32_t launch;
+};
+struct NoStorage {};
 
 template <class T>
 struct Storage {
@@ -90,6 +101,7 @@ struct Storage {
   alignas(1024) std::byte q[kKeyBytes];
   alignas(1024) std::byte k[kStages][kKeyBytes];
   alignas(1024) std::byte v[kStages][kValueBytes];
+  std::conditional_t<std::is_same_v<T, Fp8>, TransposerStorage, NoStorage> transposer;
   Piece pieces[kPieces];  // come and go with their queries
   prim::Barrier q_full[kConsumers], q_empty[kConsumers], v_landed;
   prim::Barrier k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
@@ -109,7 +121,7 @@ __device__ __forceinline__ std::uint32_t pack_fp8(float a, float b, float c, flo
 }
 
 struct Maps {
-  CUtensorMap q, k, v;
+  CUtensorMap q, k, v;  // as the caller has them
 };
 
 // The slack of rows that see everything: more than a piece has rows, and far from overflow.

@@ -34,106 +34,6 @@ struct Vector {
   }
 };
 
-// The request that owns a block of 128 transposed tokens, and which of its blocks that is.
-struct Owner {
-  std::int32_t request, block;
-
-  __device__ Owner(const TransposeCall& call, std::int32_t requests, std::int32_t chunk) {
-    std::int32_t low = 0, high = requests;  // the last request that begins at or before the chunk
-    while (high - low > 1) {
-      const std::int32_t middle = (low + high) / 2;
-      if (__ldg(call.kv_start + middle) / kPrefillBlock + middle <= chunk)
-        low = middle;
-      else
-        high = middle;
-    }
-    request = low;
-    block = chunk - (__ldg(call.kv_start + low) / kPrefillBlock + low);
-  }
-};
-
-// Bytes i of four words become word i.
-__device__ __forceinline__ void transpose_bytes(const std::uint32_t (&in)[4], std::uint32_t (&out)[4]) {
-  const std::uint32_t a = __byte_perm(in[0], in[1], 0x5140), b = __byte_perm(in[2], in[3], 0x5140);
-  const std::uint32_t c = __byte_perm(in[0], in[1], 0x7362), d = __byte_perm(in[2], in[3], 0x7362);
-  out[0] = __byte_perm(a, b, 0x5410);
-  out[1] = __byte_perm(a, b, 0x7632);
-  out[2] = __byte_perm(c, d, 0x5410);
-  out[3] = __byte_perm(c, d, 0x7632);
-}
-
-// A block of 128 tokens x 128 columns of one head. Four tokens that are neighbours in a register of the products (of
-// 16: 2t, 2t + 1, 2t + 8, 2t + 9) become four neighbouring bytes. A thread takes 16 tokens of four columns to 16 bytes
-// of each.
-//   rows[token][128 bytes], in vectors of 16; vector v lies at v ^ (token / 16), so that the eight threads that read
-//   one word of tokens 16 apart find them in different banks.
-template <class From>
-__device__ void transpose_block(const TransposeCall& call, const Owner& owner, std::int32_t chunk, std::int32_t head) {
-  constexpr int kWords = Vector<From>::kWords, kVectors = kPrefillValues / Vector<From>::kCount;  // of a row
-  __shared__ __align__(16) std::uint32_t rows[kPrefillBlock][kPrefillValues / 4];
-  const auto place = [](int token, int word) { return word ^ token / 16 * 4; };
-
-  const std::int32_t first = __ldg(call.kv_start + owner.request), end = __ldg(call.kv_start + owner.request + 1);
-  if (end - first <= owner.block * kPrefillBlock) return;  // no block of a request
-  // From the block's first on; what the tensor does not have is zero.
-  const std::int32_t tokens = min(end, call.v.tokens) - first - owner.block * kPrefillBlock;
-  const float inverse = 1.0f / fmaxf(prefill::scale_of(call.scale, head), FLT_MIN);
-  const From* from = static_cast<const From*>(call.v.data) +
-                     (std::int64_t{first} + owner.block * kPrefillBlock) * call.v.token_stride +
-                     std::int64_t{head} * call.v.head_stride;
-  const int thread = static_cast<int>(threadIdx.x);
-  __syncthreads();  // nobody reads the block before any more
-#pragma unroll 4
-  for (int i = thread; i < kPrefillBlock * kVectors; i += kThreads) {
-    const int row = i / kVectors, vector = i % kVectors;
-    std::uint32_t words[kWords] = {};
-    if (row < tokens)
-      Vector<From>::to_fp8(__ldg(reinterpret_cast<const uint4*>(from + row * call.v.token_stride) + vector), inverse,
-                           words);
-    std::uint32_t* to = &rows[row][place(row, vector * kWords)];
-    if constexpr (kWords == 4)
-      *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
-    else
-      *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
-  }
-  __syncthreads();
-  static_assert(kThreads == kPrefillBlock / 16 * (kPrefillValues / 4));
-  const int group = thread % 8, word = thread / 8;
-  std::uint32_t out[4][4];  // of four columns: 16 tokens
-#pragma unroll
-  for (int four = 0; four < 4; ++four) {
-    std::uint32_t in[4], transposed[4];
-#pragma unroll
-    for (int t = 0; t < 4; ++t) {
-      const int token = 16 * group + 2 * four + t % 2 + t / 2 * 8;
-      in[t] = rows[token][place(token, word)];
-    }
-    transpose_bytes(in, transposed);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) out[i][four] = transposed[i];
-  }
-  auto* to = static_cast<uint4*>(call.to) +
-             ((std::int64_t{head} * (call.tokens / kPrefillBlock) + chunk) * kPrefillValues + 4 * word) * 8 + group;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) to[8 * i] = make_uint4(out[i][0], out[i][1], out[i][2], out[i][3]);
-}
-
-// Thread blocks take what there is in turns, heads first: how much, only the step's lengths say.
-template <class From>
-__global__ void __launch_bounds__(kThreads) transpose_values(const __grid_constant__ TransposeCall call) {
-  prim::allow_next_launch();  // it waits for the end of this one before it reads what is written here
-  const std::int32_t requests = __ldg(call.requests);
-  const std::int32_t chunks = __ldg(call.kv_start + requests) / kPrefillBlock + requests;
-  const auto blocks = static_cast<std::int32_t>(gridDim.x), block = static_cast<std::int32_t>(blockIdx.x);
-  std::int32_t chunk = block / call.heads, head = block % call.heads;
-  while (chunk < chunks) {
-    transpose_block<From>(call, Owner(call, requests, chunk), chunk, head);
-    chunk += blocks / call.heads;
-    head += blocks % call.heads;
-    if (head >= call.heads) head -= call.heads, ++chunk;
-  }
-}
-
 // 16 source bytes a thread. fp8 values are exact in f16.
 template <class From, class To>
 __global__ void __launch_bounds__(kThreads) convert_rows(const __grid_constant__ ConvertCall call) {
@@ -163,18 +63,6 @@ __global__ void __launch_bounds__(kThreads) convert_rows(const __grid_constant__
 }
 
 }  // namespace
-
-cudaError_t launch_transpose_values(const TransposeCall& call, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>(std::min(call.tokens / kPrefillBlock * call.heads, kMostBlocks));
-  if (blocks == 0) return cudaSuccess;
-  if (call.dtype == Dtype::fp8_e4m3)
-    transpose_values<prefill::Fp8><<<blocks, kThreads, 0, stream>>>(call);
-  else if (call.dtype == Dtype::bf16)
-    transpose_values<__nv_bfloat16><<<blocks, kThreads, 0, stream>>>(call);
-  else
-    transpose_values<__half><<<blocks, kThreads, 0, stream>>>(call);
-  return cudaGetLastError();
-}
 
 cudaError_t launch_convert(const ConvertCall& call, cudaStream_t stream) {
   const std::int64_t vectors =

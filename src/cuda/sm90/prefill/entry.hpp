@@ -1,5 +1,4 @@
-// What the tensors of a call go through before the kernel: values transposed for fp8 products, and conversions where
-// the kernel multiplies another type than the caller's.
+// What the tensors of a call go through before the kernel, where it multiplies another type than the caller's.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,7 +7,6 @@
 
 namespace latte::cuda {
 
-cudaError_t launch_transpose_values(const TransposeCall& call, cudaStream_t stream);
 cudaError_t launch_convert(const ConvertCall& call, cudaStream_t stream);
 
 }  // namespace latte::cuda

@@ -6,7 +6,9 @@
 // A consumer keeps the tensor cores busy while it absorbs: the products P V of one block are issued behind the scores
 // of the next, and run while those scores become probabilities.
 //
-//   registers (threads of 3 warpgroups, launched with 168): loaders 32 or 40 (fp8), consumers 232:
+// fp8: another warp transposes values on their way (transpose.cuh).
+//
+//   registers (threads of 3 warpgroups, launched with 168): loaders 32 or 56 (fp8), consumers 232 or 224 (fp8):
 //       scores 64, output 64, probabilities 32 (16-bit) or 16 (fp8), queries 24 (fp8), bounds, sums and addresses
 //   shared memory: Storage, its sizeof is the launch's
 #pragma once
@@ -384,6 +386,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       storage.k_empty[i].init(kConsumerThreads);
       storage.v_empty[i].init(kConsumerThreads);
     }
+    if constexpr (Products<T>::kFp8) {
+      for (prim::Barrier& landed : storage.transposer.landed) landed.init(1);
+      storage.transposer.launch_known.init(32);
+    }
     prim::fence_barrier_init();
   }
   __syncthreads();
@@ -391,10 +397,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     case 0:
       prim::shrink_registers<Shape<T>::kLoaderRegisters>();
       switch (threadIdx.x / 32) {
-        case 0: Loader<T>(storage, maps).run_queries(Share(call)); break;
-        case 1: Loader<T>(storage, maps).run_keys(Share(call)); break;
-        case 2: Loader<T>(storage, maps).run_values(Share(call)); break;
-        default: break;
+        case 0: Loader<T>(storage, call, maps).run_queries(Share(call)); break;
+        case 1: Loader<T>(storage, call, maps).run_keys(Share(call)); break;
+        case 2: Loader<T>(storage, call, maps).run_values(Share(call)); break;
+        default:
+          if constexpr (Products<T>::kFp8) Transposer(storage.transposer, call, maps).run(Share(call));
       }
       break;
     default: prim::grow_registers<Shape<T>::kConsumerRegisters>(); Consumer<T>(storage, call).run(Share(call));

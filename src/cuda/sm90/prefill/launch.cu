@@ -70,14 +70,10 @@ cudaError_t make_maps(const PrefillKernel& kernel, const PrefillCall& call, pref
   const bool fp8 = kernel.dtype == Dtype::fp8_e4m3;
   const std::int64_t bytes = fp8 ? 1 : 2;
   MapShape values = by_head(call.v, call.heads, kPrefillValues, bytes);
-  if (fp8)
-    values = {.columns = kPrefillBlock,
-              .rows = call.v.tokens / kPrefillBlock * std::int64_t{kPrefillValues},
-              .planes = call.heads,
-              .row_stride_bytes = kPrefillBlock,
-              .plane_stride_bytes = call.v.head_stride,
-              .box_columns = kPrefillBlock,
-              .swizzle = CU_TENSOR_MAP_SWIZZLE_128B};
+  if (fp8) {  // whole rows
+    values.box_columns = kPrefillValues;
+    values.swizzle = CU_TENSOR_MAP_SWIZZLE_128B;
+  }
   MapShape queries = by_head(call.q, call.heads, kPrefillWidth, bytes);
   queries.box_rows = prefill::kRows / prefill::kConsumers;
   cudaError_t error = make_map(kernel.dtype, call.q.data, queries, maps.q);
@@ -102,17 +98,11 @@ cudaError_t launch_prefill(const PrefillKernel& kernel, const PrefillCall& call,
   if (const cudaError_t error = make_maps(kernel, call, maps); error != cudaSuccess) return error;
   PrefillCall copy = call;
   void* arguments[] = {&copy, &maps};
-  // fp8: may start while values are still transposed, and waits for them itself.
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(workers));
   config.blockDim = dim3(prefill::kThreads);
   config.dynamicSmemBytes = instance.shared_bytes;
   config.stream = stream;
-  config.attrs = &overlap;
-  config.numAttrs = kernel.dtype == Dtype::fp8_e4m3 ? 1 : 0;
   return cudaLaunchKernelExC(&config, instance.function, arguments);
 }
 

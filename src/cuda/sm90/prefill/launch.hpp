@@ -10,9 +10,7 @@ namespace latte::cuda {
 // Once before the first launch: lets the kernel use as much shared memory as it needs.
 cudaError_t prepare_prefill(const PrefillKernel& kernel);
 
-// `workers` thread blocks, one for each of the plan's. For fp8 call.v is what launch_transpose_values() makes, which
-// was queued right before: the kernel overlaps its end. For fp8 call.v is what launch_transpose_values() makes, which
-// was queued right before: the kernel overlaps its end.
+// `workers` thread blocks, one for each of the plan's. fp8: always as many with the same call.values.
 cudaError_t launch_prefill(const PrefillKernel& kernel, const PrefillCall& call, std::int32_t workers,
                            cudaStream_t stream);
 

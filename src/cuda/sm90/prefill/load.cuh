@@ -2,7 +2,7 @@
 // last block to its first, as far ahead of the products as there is room.
 #pragma once
 
-#include "cuda/sm90/prefill/config.cuh"
+#include "cuda/sm90/prefill/transpose.cuh"
 
 namespace latte::cuda::sm90::prefill {
 
@@ -11,8 +11,8 @@ class Loader {
  public:
   using Stages = Ring<Shape<T>::kStages>;
 
-  __device__ Loader(Storage<T>& storage, const Maps& maps)
-      : storage_(storage), maps_(maps), lane_(static_cast<int>(threadIdx.x) % 32) {}
+  __device__ Loader(Storage<T>& storage, const PrefillCall& call, const Maps& maps)
+      : storage_(storage), call_(call), maps_(maps), lane_(static_cast<int>(threadIdx.x) % 32) {}
 
   // One warp each, so that none waits for what another one needs.
   __device__ void run_queries(const Share& share) {
@@ -24,13 +24,24 @@ class Loader {
     });
   }
   __device__ void run_values(const Share& share) {
-    if constexpr (std::is_same_v<T, Fp8>) prim::wait_previous_launch();  // it transposes them
+    if constexpr (kFp8) storage_.transposer.launch_known.wait(0);
     for_pieces(share, [&](const Piece& piece) {
-      for (std::int32_t block = piece.blocks() - 1; block >= 0; --block) load_values(piece, block);
+      if constexpr (kFp8) {
+        const std::int32_t first = first_transposed(call_, piece);
+        std::int32_t ready = 0;  // blocks from here on downwards that are there
+        for (std::int32_t block = piece.blocks() - 1; block >= 0; --block) {
+          ready = (ready > 0 ? ready : await_transposed(first, block)) - 1;
+          load_transposed(first + block);
+        }
+      } else {
+        for (std::int32_t block = piece.blocks() - 1; block >= 0; --block) load_values(piece, block);
+      }
     });
   }
 
  private:
+  static constexpr bool kFp8 = std::is_same_v<T, Fp8>;
+
   template <class Load>
   __device__ void for_pieces(const Share& share, const Load& load) {
     for (std::int32_t index = share.begin; index < share.end; ++index) {
@@ -76,45 +87,57 @@ class Loader {
     storage_.v_empty[slot].wait(values_.empty());
     ++values_.count;
     prim::Barrier& full = storage_.v_full[slot];
-    if constexpr (std::is_same_v<T, Fp8>) {
-      if (lane_ == 0) {
-        full.arrive_expecting(Storage<T>::kValueBytes);
-        const std::int32_t token = transposed_begin(piece.kv_row - piece.record.kv_begin, piece.record.request) +
-                                   piece.record.kv_begin + block * kTokens;
-        static_assert(kValues == kTokens);  // or a block's first row would not be its first token
-        prim::load_box(maps_.v, full, prim::shared_address(storage_.v[slot]), 0, token, piece.head);
-      } else {
-        full.arrive();
-      }
-    } else {
-      const std::int32_t tokens = piece.tokens() - block * kTokens;
-      prim::Barrier& landed = tokens < kTokens ? storage_.v_landed : full;
-      if (lane_ == 0) {
-        landed.arrive_expecting(Storage<T>::kValueBytes);
+    const std::int32_t tokens = piece.tokens() - block * kTokens;
+    prim::Barrier& landed = tokens < kTokens ? storage_.v_landed : full;
+    if (lane_ == 0) {
+      landed.arrive_expecting(Storage<T>::kValueBytes);
 #pragma unroll
-        for (int box = 0; box < Shape<T>::kValueBoxes; ++box)
-          prim::load_box(maps_.v, landed, prim::shared_address(storage_.v[slot]) + box * kTokens * kRowBytes, box * 64,
-                         piece.kv_row + block * kTokens, piece.head);
-      }
-      if (tokens < kTokens) {
-        landed.wait(tails_++ % 2);
-        __syncwarp();
-        clear_rows(storage_.v[slot], tokens);
-        full.arrive();
-      } else if (lane_ != 0) {
-        full.arrive();
-      }
+      for (int box = 0; box < Shape<T>::kValueBoxes; ++box)
+        prim::load_box(maps_.v, landed, prim::shared_address(storage_.v[slot]) + box * kTokens * kRowBytes, box * 64,
+                       piece.kv_row + block * kTokens, piece.head);
     }
+    if (tokens < kTokens) {
+      landed.wait(tails_++ % 2);
+      __syncwarp();
+      clear_rows(storage_.v[slot], tokens);
+      full.arrive();
+    } else if (lane_ != 0) {
+      full.arrive();
+    }
+  }
+
+  __device__ void load_transposed(std::int32_t block) {
+    const int slot = values_.slot();
+    storage_.v_empty[slot].wait(values_.empty());
+    ++values_.count;
+    prim::Barrier& full = storage_.v_full[slot];
+    if (lane_ == 0) {
+      full.arrive_expecting(Storage<T>::kValueBytes);
+      prim::load_bytes(full, prim::shared_address(storage_.v[slot]),
+                       call_.values.data + std::int64_t{block} * Storage<T>::kValueBytes, Storage<T>::kValueBytes);
+    } else {
+      full.arrive();
+    }
+  }
+  // Waits for a block that somebody transposes. Returns how many are there from it on downwards, up to one a lane.
+  __device__ std::int32_t await_transposed(std::int32_t first, std::int32_t block) {
+    const std::int32_t mine = block - lane_;
+    const std::uint32_t* const ready = call_.values.ready + first + mine;
+    std::uint32_t missing;
+    do {
+      missing = __ballot_sync(~0u, mine >= 0 && prim::load_relaxed(ready) != storage_.transposer.launch);
+    } while (missing % 2 != 0);
+    prim::fence_gpu();
+    __syncwarp();
+    prim::fence_async_proxy_global();
+    return missing == 0 ? 32 : __ffs(static_cast<int>(missing)) - 1;
   }
 
   // Rows behind the piece's last token belong to somebody else and may be NaN, which a probability of 0 does not undo.
   __device__ void clear_rows(std::byte* values, std::int32_t from) {
 #pragma unroll 1
-    for (int box = 0; box < Shape<T>::kValueBoxes; ++box) {
-      const std::uint32_t base = prim::shared_address(values) + box * kTokens * kRowBytes;
-      for (int at = from * kRowBytes + lane_ * 16; at < kTokens * kRowBytes; at += 32 * 16)
-        prim::store_16_zeros(base + at);
-    }
+    for (int box = 0; box < Shape<T>::kValueBoxes; ++box)
+      clear_from(prim::shared_address(values) + box * kTokens * kRowBytes, from, lane_);
     prim::fence_async_proxy();
   }
 
@@ -127,6 +150,7 @@ class Loader {
   }
 
   Storage<T>& storage_;
+  const PrefillCall& call_;
   const Maps& maps_;
   const int lane_;
   Ring<1> queries_;
