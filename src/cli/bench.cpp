@@ -23,6 +23,7 @@ struct BenchOptions {
   std::string policy = "balanced";
   std::string working_set = "0";
   std::int32_t repeats = 0;
+  std::int32_t workers = 0;
   double min_time = 0.5;
   std::string overlap = "off";
   bool json = false;
@@ -71,6 +72,9 @@ Result<BenchPlan> prepare(const BenchOptions& options) {
   const Result<std::int64_t> working_set = parse_bytes(options.working_set);
   if (!working_set) return working_set.status();
   plan.settings.working_set_bytes = *working_set;
+  if (options.workers < 0)
+    return Status(Code::invalid_argument, "--workers", "0 or more", fmt::format("{}", options.workers));
+  plan.settings.workers = options.workers;
   if (options.repeats < 0 || options.repeats > 1'000'000)
     return Status(Code::invalid_argument, "--repeats", "0 to 1000000", fmt::format("{}", options.repeats));
   if (!(options.min_time >= 0 && options.min_time <= 3600))
@@ -126,6 +130,7 @@ void print_json(const BenchRow& row, const Ceilings& ceilings, const MachineInfo
       {"commit", kCommit},
   };
   if (row.op == Op::prefill) json["math"] = row.math;
+  if (row.workers > 0) json["workers"] = row.workers;
   if (row.on_device) {
     json["plan_host_us"] = row.plan_host.median_us;
     json["overlap"] = row.overlap ? "on" : "off";
@@ -179,6 +184,8 @@ void print_text(const std::vector<BenchRow>& rows, const std::map<std::string, T
                fmt::format("{:.2f}", row.over_floor(best)), fmt::format("{:.2f}", row.plan_host.median_us)});
   }
   fmt::print("{}", table.text());
+  if (!rows.empty() && rows.front().workers > 0)
+    fmt::print("planned for {} of the workers (--workers)\n", rows.front().workers);
 }
 
 // The kernel that will run a row and the arithmetic it uses (prefill), to measure its ceilings.
@@ -186,8 +193,8 @@ struct Chosen {
   std::string kernel, math;
 };
 template <class Case>
-Result<Chosen> choose(const Backend& backend, const Case& description, const Policy& policy) {
-  const auto choice = backend.choose(description.problem(), description.limits(), policy);
+Result<Chosen> choose(const Backend& backend, const Case& description, const BenchSettings& settings) {
+  const auto choice = backend.choose(description.problem(), description.limits(settings.workers), settings.policy);
   if (!choice) return choice.status();
   if constexpr (std::is_same_v<Case, testkit::PrefillCase>)
     return Chosen{choice->kernel, prefill_math_name(choice->math)};
@@ -206,7 +213,7 @@ int run(const BenchOptions& options) {
   std::map<std::string, std::string> kernels;  // whose ceilings are measured, by ceiling_key
   for (const BenchPlan::Row& row : plan->rows) {
     const Result<Chosen> chosen = std::visit(
-        [&](const auto& description) { return choose(*backend, description, plan->settings.policy); }, row.description);
+        [&](const auto& description) { return choose(*backend, description, plan->settings); }, row.description);
     if (!chosen) return fail(chosen.status());
     kernels.try_emplace(ceiling_key(info, chosen->kernel, chosen->math), chosen->kernel);
   }
@@ -264,6 +271,10 @@ void add_bench(CLI::App& app, Action& action) {
   command
       ->add_option("--working-set", options->working_set,
                    "Rotate over so many KV bytes before any is read again, like 1G: defeats the caches")
+      ->capture_default_str();
+  command
+      ->add_option("--workers", options->workers,
+                   "Use so many of the backend's workers, as if the others were busy elsewhere; 0 = all")
       ->capture_default_str();
   command->add_option("--repeats", options->repeats, "Timed calls a row; 0 = as many as --min-time takes")
       ->capture_default_str();

@@ -24,6 +24,7 @@ Timing summarize(std::span<double> samples_us);
 struct BenchSettings {
   Policy policy;
   std::int64_t working_set_bytes = 0;  // bytes of KV (prefill: of all inputs) to read before any is read again
+  std::int32_t workers = 0;            // Limits::workers
   std::int32_t repeats = 0;            // exactly so many; 0 = by time
   double min_seconds = 0.5;
   bool overlap = false;  // device: DecodeArgs::overlap_previous
@@ -35,10 +36,11 @@ struct BenchRow {
   std::string spec;  // as it was typed
   std::string kernel;
   std::int32_t heads = 0;
-  std::int32_t page = 0;  // prefill: 0
-  std::string kv;         // cache format; prefill: dtype of q, k and v
-  std::string math;       // prefill: half or fp8
-  Policy policy;          // as planned
+  std::int32_t page = 0;     // prefill: 0
+  std::string kv;            // cache format; prefill: dtype of q, k and v
+  std::string math;          // prefill: half or fp8
+  Policy policy;             // as planned
+  std::int32_t workers = 0;  // Limits::workers: 0 = all
   Timing time, plan;
   // Device: planning on the host and queueing the upload, while `plan` is the kernel's time. Prefill has only this.
   Timing plan_host;

@@ -132,8 +132,8 @@ Result<Timing> measure_host_plan(const Backend& backend, Builder& builder, const
 
 Result<BenchRow> measure_on_device(const Backend& backend, const BatchSpec& spec,
                                    const testkit::DecodeCase& description, const BenchSettings& settings) {
-  Result<MetadataBuilder> builder =
-      MetadataBuilder::create(backend, description.problem(), description.limits(), {.policy = settings.policy});
+  Result<MetadataBuilder> builder = MetadataBuilder::create(
+      backend, description.problem(), description.limits(settings.workers), {.policy = settings.policy});
   if (!builder) return builder.status();
   const Result<GraphBench> bench = GraphBench::create(backend);
   if (!bench) return bench.status();
@@ -175,8 +175,8 @@ Result<BenchRow> measure_on_device(const Backend& backend, const BatchSpec& spec
 
 Result<BenchRow> measure_on_device(const Backend& backend, const BatchSpec& spec,
                                    const testkit::PrefillCase& description, const BenchSettings& settings) {
-  Result<PrefillBuilder> builder =
-      PrefillBuilder::create(backend, description.problem(), description.limits(), {.policy = settings.policy});
+  Result<PrefillBuilder> builder = PrefillBuilder::create(
+      backend, description.problem(), description.limits(settings.workers), {.policy = settings.policy});
   if (!builder) return builder.status();
   const Result<GraphBench> bench = GraphBench::create(backend);
   if (!bench) return bench.status();

@@ -82,8 +82,8 @@ Result<Timing> time_calls(const BenchSettings& settings, std::size_t copies, Cal
 template <class Builder, class Batch, class Case, class Run>
 Result<BenchRow> measure_with(const Backend& backend, const BatchSpec& spec, const Case& description,
                               const BenchSettings& settings, Run run) {
-  Result<Builder> builder =
-      Builder::create(backend, description.problem(), description.limits(), {.policy = settings.policy});
+  Result<Builder> builder = Builder::create(backend, description.problem(), description.limits(settings.workers),
+                                            {.policy = settings.policy});
   if (!builder) return builder.status();
   const Result<std::vector<Batch>> batches = make_batches<Batch>(description, settings.working_set_bytes);
   if (!batches) return batches.status();
@@ -128,6 +128,7 @@ BenchRow make_row(const BatchSpec& spec, const testkit::DecodeCase& description,
   row.heads = description.heads;
   row.page = description.page_size;
   row.kv = kv_format_name(description.kv_format);
+  row.workers = settings.workers;
   row.working_set_bytes = settings.working_set_bytes;
   row.bytes = description.bytes();
   row.flops = visible_flops(description);
@@ -140,6 +141,7 @@ BenchRow make_row(const BatchSpec& spec, const testkit::PrefillCase& description
   row.spec = spec.text;
   row.heads = description.heads;
   row.kv = dtype_name(description.dtype);
+  row.workers = settings.workers;
   row.working_set_bytes = settings.working_set_bytes;
   row.bytes = description.bytes();
   row.flops = description.flops();

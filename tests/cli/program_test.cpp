@@ -69,6 +69,9 @@ TEST(Program, BadUsageAndBadInputExitWithTwoAndSayWhy) {
       {{"bench", "--spec", "q1s1k", "--working-set", "1T"}, "--working-set"},
       {{"bench", "--spec", "q1s1k", "--repeats", "-1"}, "--repeats"},
       {{"bench", "--spec", "q1s1k", "--threads", "-1"}, "threads"},
+      {{"bench", "--spec", "q1s1k", "--workers", "-1"}, "--workers"},
+      {{"bench", "--spec", "q1s1k", "--threads", "1", "--workers", "2"}, "limits.workers"},
+      {{"bench", "--op", "prefill", "--spec", "q8", "--threads", "1", "--workers", "2"}, "limits.workers"},
       {{"bench", "--spec", "65536q1s1048576k"}, "GiB"},
       {{"plan"}, "--spec"},
       {{"plan", "--spec", "q1s4k", "--workers", "-1"}, "--workers"},
@@ -251,6 +254,21 @@ TEST(Program, ABenchRowInJsonHasItsKeysAndAddsUp) {
     EXPECT_NEAR(row["over_floor"].get<double>(), time / floor, 1e-9 * time / floor);
     EXPECT_NEAR(row["gbps"].get<double>(), bytes / time / 1e3, 1e-9);
     EXPECT_NEAR(row["tflops"].get<double>(), flops / time / 1e6, 1e-9);
+  }
+}
+
+TEST(Program, ABenchMayUseFewerWorkers) {
+  for (const std::vector<std::string>& batch : {std::vector<std::string>{"--spec", "2q1s64", "--page", "16"},
+                                                std::vector<std::string>{"--op", "prefill", "--spec", "q8"}}) {
+    std::vector<std::string> arguments = {"bench", "--threads", "2", "--workers", "1", "--repeats", "3"};
+    arguments.insert(arguments.end(), batch.begin(), batch.end());
+    const ProgramRun text = run_latte(arguments);
+    ASSERT_EQ(text.exit_code, 0) << text.err;
+    EXPECT_NE(text.out.find("planned for 1 of the workers"), std::string::npos) << text.out;
+    arguments.push_back("--json");
+    const ProgramRun json = run_latte(arguments);
+    ASSERT_EQ(json.exit_code, 0) << json.err;
+    EXPECT_EQ(Json::parse(json.out)["workers"], 1);
   }
 }
 
