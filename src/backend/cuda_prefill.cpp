@@ -134,7 +134,7 @@ class CudaPrefillStep final : public PrefillStep {
       call.values = {.data = workspace + parts_.values,
                      .blocks = static_cast<std::int32_t>(parts_.value_blocks),
                      .launches = reinterpret_cast<std::uint32_t*>(workspace + parts_.launches),
-                     .started = reinterpret_cast<std::uint32_t*>(workspace + parts_.launches) + 1,
+                     .counted = reinterpret_cast<std::uint32_t*>(workspace + parts_.launches) + 1,
                      .claimed = reinterpret_cast<std::uint32_t*>(workspace + parts_.claimed),
                      .ready = reinterpret_cast<std::uint32_t*>(workspace + parts_.ready)};
     // Scales belong to fp8 values, the caller's or those made here.

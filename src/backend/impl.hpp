@@ -84,7 +84,7 @@ class Impl {
 
   virtual Result<PrefillChoice> choose(const PrefillProblem& problem, const Limits& limits,
                                        const Policy& policy) const = 0;
-  // Of one run: partials, counters, converted tensors. Multiples of 256.
+  // Of one run: partials, counters, converted and transposed tensors. Multiples of 256.
   virtual std::size_t prefill_workspace_bytes(const PrefillSetup& setup) const = 0;
   // `words`: setup.words.count of them. `validated`: not null for a step whose runs look at the pages of its context
   // first, where the host cannot. May throw std::bad_alloc. The setup outlives the step.

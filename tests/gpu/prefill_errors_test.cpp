@@ -136,21 +136,51 @@ TEST_F(GpuPrefillErrors, ABuilderWithoutWorkspaceAsksForOne) {
   EXPECT_EQ(outputs_of(*step), untouched);
 }
 
+// Words of 1 look like what the first launch writes, the others like nothing.
+TEST_F(GpuPrefillErrors, AWorkspaceMayHaveHeldAnything) {
+  for (Dtype dtype : {Dtype::bf16, Dtype::fp8_e4m3})
+    for (std::uint32_t word : {1u, 0xeeeeeeeeu}) {
+      PrefillCase c = gpu_prefill({{70, 300}, {140, 140}}, 3);
+      c.dtype = dtype;
+      auto step = DevicePrefillStep::make(backend(), c, {.policy = Policy::uniform(2), .own_workspace = false});
+      const std::vector<std::uint32_t> garbage(step->builder.workspace_bytes() / sizeof(std::uint32_t), word);
+      const auto memory = DeviceMemory::allocate(backend(), step->builder.workspace_bytes()).value();
+      const auto metadata = step->builder.build(0, step->batch().lengths(), stream()).value();
+      PrefillArgs args = step->args(stream());
+      args.workspace = {memory.data(), memory.size()};
+      for (int use = 0; use < 2; ++use) {
+        ASSERT_TRUE(succeeded(copy_to_device(backend(), memory.data(), garbage.data(), memory.size())));
+        ASSERT_TRUE(succeeded(step->builder.init_workspace(args.workspace, stream())));
+        for (int call = 0; call < 3; ++call) {
+          ASSERT_TRUE(succeeded(step->poison()));
+          ASSERT_TRUE(succeeded(prefill(metadata, args)));
+          ASSERT_TRUE(succeeded(backend().synchronize(stream())));
+          const Comparison result = step->compared();
+          EXPECT_TRUE(result.ok) << dtype_name(dtype) << " use " << use << " call " << call << ": " << result.message;
+        }
+      }
+    }
+}
+
 // The stride of a dimension of one element says nothing, so it may say anything.
 TEST_F(GpuPrefillErrors, StridesThatNobodyWalksAreNotLookedAt) {
   for (const auto& [requests, heads, axis] :
        {std::tuple{std::vector<PrefillRequest>{{70, 130}, {40, 40}}, 1, std::size_t{1}},
         std::tuple{std::vector<PrefillRequest>{{1, 1}}, 3, std::size_t{0}}}) {
-    auto step = DevicePrefillStep::make(backend(), gpu_prefill(requests, heads));
-    const auto metadata = step->builder.build(0, step->batch().lengths(), stream()).value();
-    for (const std::int64_t stride : {std::int64_t{0}, std::int64_t{-3}, INT64_MAX}) {
-      PrefillArgs args = step->args(stream());
-      args.q.stride[axis] = args.k.stride[axis] = args.v.stride[axis] = stride;
-      ASSERT_TRUE(succeeded(step->poison()));
-      ASSERT_TRUE(succeeded(prefill(metadata, args)));
-      ASSERT_TRUE(succeeded(backend().synchronize(stream())));
-      const Comparison result = step->compared();
-      EXPECT_TRUE(result.ok) << result.message << " axis " << axis << " stride " << stride;
+    for (Dtype dtype : {Dtype::bf16, Dtype::fp8_e4m3}) {
+      PrefillCase c = gpu_prefill(requests, heads);
+      c.dtype = dtype;
+      auto step = DevicePrefillStep::make(backend(), c);
+      const auto metadata = step->builder.build(0, step->batch().lengths(), stream()).value();
+      for (const std::int64_t stride : {std::int64_t{0}, std::int64_t{-3}, INT64_MAX}) {
+        PrefillArgs args = step->args(stream());
+        args.q.stride[axis] = args.k.stride[axis] = args.v.stride[axis] = stride;
+        ASSERT_TRUE(succeeded(step->poison()));
+        ASSERT_TRUE(succeeded(prefill(metadata, args)));
+        ASSERT_TRUE(succeeded(backend().synchronize(stream())));
+        const Comparison result = step->compared();
+        EXPECT_TRUE(result.ok) << result.message << " axis " << axis << " stride " << stride;
+      }
     }
   }
 }

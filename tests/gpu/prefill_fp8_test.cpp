@@ -103,18 +103,37 @@ TEST_F(GpuPrefillFp8, DoesNotLosePrecisionOnLongRows) {
   EXPECT_EQ(expect_agreement(backend(), c), PrefillMath::fp8);
 }
 
-// Values at the ends of the format: 448 and subnormals, under scales far from one.
 // Values are transposed by whoever needs them first. Here thread blocks need values of others, and more of them are
-// launched than the device has room for, or a single one does it all; the last block of each request is not full.
+// launched than the device has room for, or a single one does it all; the last block of each request is not full. Each
+// call has values of its own in the same workspace.
 TEST_F(GpuPrefillFp8, ThreadBlocksShareTransposedValues) {
-  const PrefillCase c = fp8_case(PrefillMath::fp8, {{700, 700}, {1, 5000}, {300, 1000}}, 48);
-  for (const Policy& policy : {Policy::balanced(), Policy::uniform(1), Policy::uniform(7)})
-    EXPECT_EQ(expect_agreement(backend(), c, {.policy = policy}), PrefillMath::fp8);
-  const PrefillCase few = fp8_case(PrefillMath::fp8, {{200, 300}, {1, 4500}}, 5);
-  const Limits one_worker = few.limits(1);
-  EXPECT_EQ(expect_agreement(backend(), few, {}, &one_worker), PrefillMath::fp8);
+  const auto expect_agreement_in_every_call = [this](PrefillCase c, const Policy& policy, std::int32_t workers) {
+    auto step = DevicePrefillStep::make(backend(), PrefillBatch(c), {.policy = policy}, c.limits(workers));
+    EXPECT_EQ(step->builder.math(), PrefillMath::fp8);
+    const auto metadata = step->builder.build(0, step->batch().lengths(), stream()).value();
+    for (std::uint64_t seed : {21, 22, 23}) {
+      c.seed = seed;
+      PreparedPrefill other(c);
+      other.batch.poison_outputs();
+      ASSERT_TRUE(succeeded(step->device.upload_inputs(other.batch)));
+      ASSERT_TRUE(succeeded(step->device.upload_outputs(other.batch)));
+      ASSERT_TRUE(succeeded(prefill(metadata, step->args(stream()))));
+      ASSERT_TRUE(succeeded(backend().synchronize(stream())));
+      ASSERT_TRUE(succeeded(step->device.download_outputs(other.batch)));
+      const Comparison result = compare_prefill(other, PrefillMath::fp8);
+      EXPECT_TRUE(result.ok) << c.name() << " policy " << policy_name(policy.kind) << ": " << result.message;
+    }
+  };
+  PrefillCase c = fp8_case(PrefillMath::fp8, {{300, 300}, {1, 2500}, {130, 400}}, 24);
+  for (Mask mask : {Mask::causal, Mask::none}) {
+    c.mask = mask;
+    for (const Policy& policy : {Policy::balanced(), Policy::uniform(1), Policy::uniform(7)})
+      expect_agreement_in_every_call(c, policy, 0);
+  }
+  expect_agreement_in_every_call(fp8_case(PrefillMath::fp8, {{200, 300}, {1, 4500}}, 3), Policy::balanced(), 1);
 }
 
+// Values at the ends of the format: 448 and subnormals, under scales far from one.
 TEST_F(GpuPrefillFp8, TakesTheWholeRangeOfTheFormat) {
   for (float scale : {1.0f / 120, 64.0f}) {
     PrefillCase c = fp8_case(PrefillMath::automatic, {{130, 200}, {64, 64}}, 3);

@@ -107,26 +107,30 @@ TEST_F(GpuPrefill, StridesOfTheInputsAreFree) {
 // As engines have it: k and v are two parts of one projection [T, H, 128 + 128], and k's rope part is elsewhere, so k
 // is a tensor of its own while v is a slice.
 TEST_F(GpuPrefill, ValuesAsASliceOfTheProjection) {
-  auto step = DevicePrefillStep::make(backend(), gpu_prefill({{200, 200}, {70, 70}}, 4));
-  const PrefillArgs host = step->batch().args();
-  const std::int64_t tokens = host.v.shape[0], heads = 4, nope = 128, width = 128;
-  std::vector<std::uint16_t> joined(static_cast<std::size_t>(tokens * heads * (nope + width)), 0xffff);
-  const auto* v = static_cast<const std::uint16_t*>(host.v.data);
-  for (std::int64_t t = 0; t < tokens; ++t)
-    for (std::int64_t h = 0; h < heads; ++h)
-      std::copy_n(v + t * host.v.stride[0] + h * host.v.stride[1], width,
-                  &joined[static_cast<std::size_t>((t * heads + h) * (nope + width) + nope)]);
-  const auto memory = DeviceMemory::allocate(backend(), joined.size() * 2).value();
-  ASSERT_TRUE(succeeded(copy_to_device(backend(), memory.data(), joined.data(), joined.size() * 2)));
-  PrefillArgs args = step->args(stream());
-  args.v.data = memory.data() + nope * 2;
-  args.v.stride = {heads * (nope + width), nope + width, 1};
-  const auto metadata = step->builder.build(0, step->batch().lengths(), stream()).value();
-  ASSERT_TRUE(succeeded(step->poison()));
-  ASSERT_TRUE(succeeded(prefill(metadata, args)));
-  ASSERT_TRUE(succeeded(backend().synchronize(stream())));
-  const Comparison result = step->compared();
-  EXPECT_TRUE(result.ok) << result.message;
+  for (Dtype dtype : {Dtype::bf16, Dtype::fp8_e4m3}) {
+    PrefillCase c = gpu_prefill({{200, 200}, {70, 70}}, 4);
+    c.dtype = dtype;
+    auto step = DevicePrefillStep::make(backend(), c);
+    const PrefillArgs host = step->batch().args();
+    const std::int64_t tokens = host.v.shape[0], heads = 4, nope = 128, width = 128, bytes = dtype_bytes(dtype);
+    std::vector<std::byte> joined(static_cast<std::size_t>(tokens * heads * (nope + width) * bytes), std::byte{0xff});
+    const auto* v = static_cast<const std::byte*>(host.v.data);
+    for (std::int64_t t = 0; t < tokens; ++t)
+      for (std::int64_t h = 0; h < heads; ++h)
+        std::copy_n(v + (t * host.v.stride[0] + h * host.v.stride[1]) * bytes, width * bytes,
+                    &joined[static_cast<std::size_t>(((t * heads + h) * (nope + width) + nope) * bytes)]);
+    const auto memory = DeviceMemory::allocate(backend(), joined.size()).value();
+    ASSERT_TRUE(succeeded(copy_to_device(backend(), memory.data(), joined.data(), joined.size())));
+    PrefillArgs args = step->args(stream());
+    args.v.data = memory.data() + nope * bytes;
+    args.v.stride = {heads * (nope + width), nope + width, 1};
+    const auto metadata = step->builder.build(0, step->batch().lengths(), stream()).value();
+    ASSERT_TRUE(succeeded(step->poison()));
+    ASSERT_TRUE(succeeded(prefill(metadata, args)));
+    ASSERT_TRUE(succeeded(backend().synchronize(stream())));
+    const Comparison result = step->compared();
+    EXPECT_TRUE(result.ok) << dtype_name(dtype) << ": " << result.message;
+  }
 }
 
 TEST_F(GpuPrefill, HeadsOfEveryNumber) {
@@ -156,12 +160,15 @@ TEST_F(GpuPrefill, SplitTilesAreJoined) {
 }
 
 TEST_F(GpuPrefill, ManyRequestsAndOneLongOne) {
-  PrefillCase c = gpu_prefill({}, 4);
-  c.requests.assign(200, {3, 5});
-  expect_agreement(backend(), c);
-  c.requests.assign(15, {100, 100});
-  c.requests.insert(c.requests.begin() + 7, {1500, 1500});
-  expect_agreement(backend(), c);
+  for (Dtype dtype : {Dtype::bf16, Dtype::fp8_e4m3}) {
+    PrefillCase c = gpu_prefill({}, 4);
+    c.dtype = dtype;
+    c.requests.assign(200, {3, 5});
+    expect_agreement(backend(), c);
+    c.requests.assign(15, {100, 100});
+    c.requests.insert(c.requests.begin() + 7, {1500, 1500});
+    expect_agreement(backend(), c);
+  }
   expect_agreement(backend(), gpu_prefill({{5000, 5000}}, 1));
 }
 

@@ -1,4 +1,4 @@
-// Copies: the tensor copy engine, 16-byte asynchronous copies, and matrix stores.
+// Copies: the tensor copy engine, bulk copies, 16-byte asynchronous copies, and matrix loads and stores.
 #pragma once
 
 #include <cstdint>
@@ -87,6 +87,7 @@ __device__ __forceinline__ void store_matrix_x2_transposed(std::uint32_t to, std
                : "memory");
 }
 
+// Four of them; lane l names row l % 8 of matrix l / 8.
 __device__ __forceinline__ void store_matrix_x4(std::uint32_t to, const std::uint32_t (&from)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(from[0]), "r"(from[1]),
                "r"(from[2]), "r"(from[3])
@@ -101,6 +102,7 @@ __device__ __forceinline__ void load_matrix_x4(std::uint32_t (&to)[4], std::uint
                : "memory");
 }
 
+// The same of their transposes: a lane gets two values of a column instead of a row.
 __device__ __forceinline__ void load_matrix_x4_transposed(std::uint32_t (&to)[4], std::uint32_t from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])

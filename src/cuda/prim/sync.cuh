@@ -174,4 +174,5 @@ __device__ __forceinline__ std::uint32_t exchange(std::uint32_t* address, std::u
   asm volatile("atom.relaxed.gpu.global.exch.b32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(value) : "memory");
   return before;
 }
+
 }  // namespace latte::cuda::prim

@@ -31,12 +31,13 @@ inline constexpr std::int32_t kPrefillValues = 128;
 
 // fp8: values as the products take them, which the launch makes of v as it goes along: [heads][blocks], 128 columns of
 // 128 tokens each, as they are to lie in shared memory. Every request has blocks of its own, with zeros behind its last
-// token. Words are numbers of launches, modulo 2^32; zero before the first.
+// token. Words are numbers of launches and zero before the first. They count modulo 2^32: a block that no launch used
+// in exactly so many would be taken for ready, which is days of nothing but launches.
 struct TransposedValues {
   std::byte* data = nullptr;
   std::int32_t blocks = 0;            // of a head; with all heads they are fewer than 2^31, or would be 32 TB
   std::uint32_t* launches = nullptr;  // so far
-  std::uint32_t* started = nullptr;   // thread blocks of this one
+  std::uint32_t* counted = nullptr;   // thread blocks of this one that know its number
   std::uint32_t* claimed = nullptr;   // [heads][blocks]: the last launch in which somebody took it upon himself
   std::uint32_t* ready = nullptr;     // [heads][blocks]: the last launch in which it is there
 };

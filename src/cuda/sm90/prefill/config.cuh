@@ -108,6 +108,11 @@ struct Storage {
 };
 static_assert(sizeof(Storage<__half>) <= kSharedLimit && sizeof(Storage<Fp8>) <= kSharedLimit);
 
+// Zeros in rows of 128 bytes from one on to the last of a block, by a warp.
+__device__ __forceinline__ void clear_rows_from(std::uint32_t rows, std::int32_t from, int lane) {
+  for (int at = from * kRowBytes + lane * 16; at < kTokens * kRowBytes; at += 32 * 16) prim::store_16_zeros(rows + at);
+}
+
 __device__ __forceinline__ float scale_of(const ScaleView& scale, std::int32_t head) {
   return scale.ptr ? __ldg(scale.ptr + (scale.per_head ? head : 0)) : scale.value;
 }
@@ -121,7 +126,7 @@ __device__ __forceinline__ std::uint32_t pack_fp8(float a, float b, float c, flo
 }
 
 struct Maps {
-  CUtensorMap q, k, v;  // as the caller has them
+  CUtensorMap q, k, v;  // of the type that is multiplied; v not transposed
 };
 
 // The slack of rows that see everything: more than a piece has rows, and far from overflow.

@@ -13,31 +13,22 @@ namespace prefill = sm90::prefill;
 constexpr int kThreads = 256;
 constexpr std::int64_t kMostBlocks = 132 * 16;  // enough to fill a device; they take turns
 
-// 16 bytes of a tensor as fp8: 16 values, or 8 that are divided and rounded.
-template <class From>
-struct Vector {
-  static constexpr int kCount = 16 / sizeof(From);
-  static constexpr int kWords = kCount / 4;  // of fp8 values
-
-  __device__ static void to_fp8(const uint4& raw, float inverse, std::uint32_t (&words)[kWords]) {
-    if constexpr (std::is_same_v<From, prefill::Fp8>) {
-      words[0] = raw.x, words[1] = raw.y, words[2] = raw.z, words[3] = raw.w;
-    } else {
-      From values[8];
-      reinterpret_cast<uint4&>(values) = raw;
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const auto value = [&](int v) { return static_cast<float>(values[4 * i + v]) * inverse; };
-        words[i] = prefill::pack_fp8(value(0), value(1), value(2), value(3));
-      }
-    }
-  }
-};
+// Eight 16-bit values divided and rounded.
+template <class Half>
+__device__ uint2 to_fp8(const uint4& raw, float inverse) {
+  Half values[8];
+  reinterpret_cast<uint4&>(values) = raw;
+  const auto four = [&](int first) {
+    const auto value = [&](int i) { return static_cast<float>(values[first + i]) * inverse; };
+    return prefill::pack_fp8(value(0), value(1), value(2), value(3));
+  };
+  return make_uint2(four(0), four(4));
+}
 
 // 16 source bytes a thread. fp8 values are exact in f16.
 template <class From, class To>
 __global__ void __launch_bounds__(kThreads) convert_rows(const __grid_constant__ ConvertCall call) {
-  const int vectors = call.width / Vector<From>::kCount;  // of a row
+  const int vectors = call.width / static_cast<int>(16 / sizeof(From));  // of a row
   const std::int64_t all = std::int64_t{call.from.tokens} * call.heads * vectors;
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < all;
        i += std::int64_t{gridDim.x} * kThreads) {
@@ -47,9 +38,7 @@ __global__ void __launch_bounds__(kThreads) convert_rows(const __grid_constant__
                        std::int64_t{head} * call.from.head_stride;
     const uint4 raw = __ldg(reinterpret_cast<const uint4*>(from) + i % vectors);
     if constexpr (std::is_same_v<To, prefill::Fp8>) {
-      std::uint32_t words[Vector<From>::kWords];
-      Vector<From>::to_fp8(raw, 1.0f / fmaxf(prefill::scale_of(call.scale, head), FLT_MIN), words);
-      static_cast<uint2*>(call.to)[i] = make_uint2(words[0], words[1]);
+      static_cast<uint2*>(call.to)[i] = to_fp8<From>(raw, 1.0f / fmaxf(prefill::scale_of(call.scale, head), FLT_MIN));
     } else {
       From values[16];
       reinterpret_cast<uint4&>(values) = raw;

@@ -10,7 +10,7 @@ namespace latte::cuda {
 // Once before the first launch: lets the kernel use as much shared memory as it needs.
 cudaError_t prepare_prefill(const PrefillKernel& kernel);
 
-// `workers` thread blocks, one for each of the plan's. fp8: always as many with the same call.values.
+// `workers` thread blocks, one for each of the plan's. fp8: one launch at a time with the same call.values.
 cudaError_t launch_prefill(const PrefillKernel& kernel, const PrefillCall& call, std::int32_t workers,
                            cudaStream_t stream);
 

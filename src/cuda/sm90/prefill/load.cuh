@@ -1,5 +1,6 @@
-// The loaders: a warp each for queries, keys and values brings them to shared memory by tensor copies, from a piece's
-// last block to its first, as far ahead of the products as there is room.
+// The loaders: a warp each for queries, keys and values brings them to shared memory, from a piece's last block to its
+// first, as far ahead of the products as there is room. By tensor copies, but for fp8 values: as soon as those are
+// transposed they lie as they should.
 #pragma once
 
 #include "cuda/sm90/prefill/transpose.cuh"
@@ -137,7 +138,7 @@ class Loader {
   __device__ void clear_rows(std::byte* values, std::int32_t from) {
 #pragma unroll 1
     for (int box = 0; box < Shape<T>::kValueBoxes; ++box)
-      clear_from(prim::shared_address(values) + box * kTokens * kRowBytes, from, lane_);
+      clear_rows_from(prim::shared_address(values) + box * kTokens * kRowBytes, from, lane_);
     prim::fence_async_proxy();
   }
 

@@ -16,11 +16,6 @@ __device__ __forceinline__ std::int32_t first_transposed(const PrefillCall& call
   return piece.head * call.values.blocks + first + piece.record.kv_begin / kTokens;
 }
 
-// Zeros in rows of 128 bytes from one on to the last of a block, by a warp.
-__device__ __forceinline__ void clear_from(std::uint32_t rows, std::int32_t from, int lane) {
-  for (int at = from * kRowBytes + lane * 16; at < kTokens * kRowBytes; at += 32 * 16) prim::store_16_zeros(rows + at);
-}
-
 class Transposer {
  public:
   __device__ Transposer(TransposerStorage& storage, const PrefillCall& call, const Maps& maps)
@@ -33,10 +28,10 @@ class Transposer {
     launch_ = storage_.launch;
     for (std::int32_t index = share.begin; index < share.end; ++index)
       take_unclaimed(values_of(share.piece(index)), index > share.begin);
-    turn();
+    transpose_next();
     publish();
     // Everyone has asked for the number before he is counted, so who is counted last may set the next launch's.
-    if (lane_ == 0 && prim::add_wrapping_acq_rel(call_.values.started, gridDim.x - 1) == gridDim.x - 1)
+    if (lane_ == 0 && prim::add_wrapping_acq_rel(call_.values.counted, gridDim.x - 1) == gridDim.x - 1)
       prim::store_release(call_.values.launches, launch_);
   }
 
@@ -59,23 +54,23 @@ class Transposer {
     return {{first_transposed(call_, piece), piece.kv_row, piece.head, piece.request_tokens()}, piece.blocks()};
   }
 
-  // A look at 32 of a piece's blocks says for which to ask; where there are few, or nobody can have asked for any yet,
-  // it is left out. One block is fetched while the one before it is transposed and the one before that written.
+  // A look at 32 of a piece's blocks says for which to ask; where there are few, or where mostly nobody has asked for
+  // any yet, it is left out. One block is fetched while the one before it is transposed.
   __device__ void take_unclaimed(const Values& values, bool some_claimed) {
     const bool look = some_claimed && values.blocks > 2;
     for (std::int32_t top = values.blocks - 1; top >= 0; top -= 32) {
       const std::int32_t mine = top - lane_;
       const std::uint32_t* const claimed = call_.values.claimed + values.first.number + mine;
       std::uint32_t left = __ballot_sync(~0u, mine >= 0 && (!look || prim::load_relaxed(claimed) != launch_));
-      if (left == 0) turn();  // others wait for it
+      if (left == 0) transpose_next();  // others wait for it
       for (; left != 0; left &= left - 1) {
         Block block = values.block(top + 1 - __ffs(static_cast<int>(left)));
         if (claim(block))
           fetch(block);
         else
           block.number = -1;
-        turn();
-        task_ = block;
+        transpose_next();
+        next_ = block;
       }
     }
   }
@@ -98,23 +93,23 @@ class Transposer {
     ++fetched_.count;
   }
 
-  // Transposes the block at hand, when others can have the one before it.
-  __device__ void turn() {
+  // When others can have the one before it.
+  __device__ void transpose_next() {
     publish();
-    if (task_.number < 0) return;
-    const std::uint32_t at = prim::shared_address(storage_.fetched[turned_.slot()]);
-    storage_.landed[turned_.slot()].wait(turned_.full());
+    if (next_.number < 0) return;
+    const std::uint32_t at = prim::shared_address(storage_.fetched[transposed_.slot()]);
+    storage_.landed[transposed_.slot()].wait(transposed_.full());
     // What lies behind the request's last token belongs to somebody else and may be NaN.
-    if (task_.tokens < kTokens) clear_from(at, task_.tokens, lane_);
+    if (next_.tokens < kTokens) clear_rows_from(at, next_.tokens, lane_);
     __syncwarp();
     transpose(at);
     prim::fence_async_proxy();
     __syncwarp();
     if (lane_ == 0)
-      prim::store_bytes(call_.values.data + std::int64_t{task_.number} * (kTokens * kValues), at, kTokens * kValues);
-    ++turned_.count;
-    written_ = task_.number;
-    task_.number = -1;
+      prim::store_bytes(call_.values.data + std::int64_t{next_.number} * (kTokens * kValues), at, kTokens * kValues);
+    ++transposed_.count;
+    written_ = next_.number;
+    next_.number = -1;
   }
 
   // Lets others have what was transposed, once it is written.
@@ -175,8 +170,8 @@ class Transposer {
   const Maps& maps_;
   const int lane_;
   std::uint32_t launch_ = 0;
-  Ring<TransposerStorage::kFetched> fetched_, turned_;
-  Block task_;                 // fetched, or on its way
+  Ring<TransposerStorage::kFetched> fetched_, transposed_;
+  Block next_;                 // fetched, or on its way
   std::int32_t written_ = -1;  // the block that is on its way to memory, if any
 };
 
