@@ -142,10 +142,16 @@ struct Rows {
   }
 };
 
+// Each of a thread's two rows by itself: mostly only one of them has moved in any lane.
 __device__ __forceinline__ void rescale(float (&o)[64], float2 factor) {
-  if (!__any_sync(~0u, factor.x != 1.0f || factor.y != 1.0f)) return;
 #pragma unroll
-  for (int i = 0; i < 64; ++i) o[i] *= i / 2 % 2 == 0 ? factor.x : factor.y;
+  for (int which = 0; which < 2; ++which) {
+    const float of_row = which == 0 ? factor.x : factor.y;
+    if (!__any_sync(~0u, of_row != 1.0f)) continue;
+#pragma unroll
+    for (int i = 0; i < 64; ++i)
+      if (i / 2 % 2 == which) o[i] *= of_row;
+  }
 }
 
 // The probabilities of a block as the left operand of the next products.
