@@ -93,7 +93,7 @@ class Transposer {
     ++fetched_.count;
   }
 
-  // When others can have the one before it.
+  // The block at hand, once others can have the one before it.
   __device__ void transpose_next() {
     publish();
     if (next_.number < 0) return;
@@ -125,6 +125,7 @@ class Transposer {
 
   // A block in place: squares of 32 tokens x 32 columns change places with each other.
   __device__ void transpose(std::uint32_t block) const {
+    static_assert(kTokens == kValues);
 #pragma unroll 1
     for (int i = 0; i < kTokens / 32; ++i) {
 #pragma unroll 1
