@@ -48,8 +48,8 @@ __device__ __forceinline__ void load_bytes(Barrier& barrier, std::uint32_t to, c
                "l"(from), "r"(bytes), "r"(shared_address(&barrier))
                : "memory");
 }
-// And back, as a group of their own. The thread that stores them waits until all but its last few groups have been read
-// from shared memory, or are written.
+// And back. The thread that stores them can wait until all of its stores have been read from shared memory, or are
+// written.
 __device__ __forceinline__ void store_bytes(void* to, std::uint32_t from, std::uint32_t bytes) {
   asm volatile(
       "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
@@ -57,14 +57,8 @@ __device__ __forceinline__ void store_bytes(void* to, std::uint32_t from, std::u
       "r"(from), "r"(bytes)
       : "memory");
 }
-template <int kLeft>
-__device__ __forceinline__ void wait_stores_read() {
-  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLeft) : "memory");
-}
-template <int kLeft>
-__device__ __forceinline__ void wait_stores_written() {
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kLeft) : "memory");
-}
+__device__ __forceinline__ void wait_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ __forceinline__ void wait_stores_written() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 // 16 bytes, past L1. With `valid` false the destination is filled with zeros and nothing is read.
 __device__ __forceinline__ void copy_16(std::uint32_t to, const void* from, bool valid = true) {

@@ -5,6 +5,7 @@
 #include <cfloat>
 #include <cuda.h>
 #include <cuda_fp8.h>
+#include <type_traits>
 
 #include "cuda/prim/copy.cuh"
 #include "cuda/prim/sync.cuh"
@@ -16,6 +17,8 @@
 namespace latte::cuda::sm90::prefill {
 
 using Fp8 = __nv_fp8_e4m3;
+template <class T>
+inline constexpr bool kIsFp8 = std::is_same_v<T, Fp8>;
 
 inline constexpr int kRows = kPrefillRows;
 inline constexpr int kTokens = kPrefillBlock;
@@ -101,7 +104,7 @@ struct Storage {
   alignas(1024) std::byte q[kKeyBytes];
   alignas(1024) std::byte k[kStages][kKeyBytes];
   alignas(1024) std::byte v[kStages][kValueBytes];
-  std::conditional_t<std::is_same_v<T, Fp8>, TransposerStorage, NoStorage> transposer;
+  std::conditional_t<kIsFp8<T>, TransposerStorage, NoStorage> transposer;
   Piece pieces[kPieces];  // come and go with their queries
   prim::Barrier q_full[kConsumers], q_empty[kConsumers], v_landed;
   prim::Barrier k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];

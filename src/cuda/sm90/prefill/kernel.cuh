@@ -22,8 +22,6 @@ namespace latte::cuda::sm90::prefill {
 template <class T>
 class Products {
  public:
-  static constexpr bool kFp8 = std::is_same_v<T, Fp8>;
-
   __device__ Products(Storage<T>& storage, int side)
       : q_(prim::shared_address(storage.q) + side * 64 * kRowBytes),
         k_(prim::shared_address(storage.k[0])),
@@ -48,7 +46,7 @@ class Products {
     for (int i = 0; i < kGroups * kSteps; ++i) {
       const std::uint32_t at = i / kSteps * Storage<T>::kGroupBytes + i % kSteps * 32;
       const std::uint64_t b = prim::at_place(kKeys, k, at);
-      if constexpr (kFp8)
+      if constexpr (kIsFp8<T>)
         prim::multiply_fp8(s, held_[i], b, i > 0);
       else
         prim::multiply<T, 0, 0>(s, prim::at_place(kKeys, q, at), b, i > 0);
@@ -60,7 +58,7 @@ class Products {
     const std::uint32_t v = prim::place(v_ + slot * Storage<T>::kValueBytes);
 #pragma unroll
     for (int i = 0; i < kTokens / Shape<T>::kStep; ++i) {
-      if constexpr (kFp8)
+      if constexpr (kIsFp8<T>)
         prim::multiply_fp8(o, p + 4 * i, prim::at_place(kValues, v, 32 * i));
       else
         prim::multiply<T, 1>(o, p + 4 * i, prim::at_place(kValues, v, 2 * i * kAtomBytes));
@@ -70,9 +68,9 @@ class Products {
  private:
   static constexpr int kRowBytes = Storage<T>::kRowBytes;
   static constexpr int kSteps = kGroupColumns / Shape<T>::kStep;  // of a group
-  static_assert(Shape<T>::kQueriesHeld == kFp8);
-  static constexpr std::uint64_t kKeys = kFp8 ? prim::narrow_operand(0, 512) : prim::operand(0, kAtomBytes);
-  static constexpr std::uint64_t kValues = prim::operand(0, kAtomBytes, kFp8 ? 16 : kTokens * 128);
+  static_assert(Shape<T>::kQueriesHeld == kIsFp8<T>);
+  static constexpr std::uint64_t kKeys = kIsFp8<T> ? prim::narrow_operand(0, 512) : prim::operand(0, kAtomBytes);
+  static constexpr std::uint64_t kValues = prim::operand(0, kAtomBytes, kIsFp8<T> ? 16 : kTokens * 128);
 
   std::uint32_t q_, k_, v_;
   std::uint32_t held_[kGroups * kSteps][4];
@@ -142,7 +140,7 @@ struct Rows {
   }
 };
 
-// Each of a thread's two rows by itself: mostly only one of them has moved in any lane.
+// Each of a thread's two rows by itself, so that one that moves does not cost the multiplications of both.
 __device__ __forceinline__ void rescale(float (&o)[64], float2 factor) {
 #pragma unroll
   for (int which = 0; which < 2; ++which) {
@@ -160,7 +158,7 @@ __device__ __forceinline__ void pack_probabilities(const float (&s)[64],
                                                    std::uint32_t (&p)[128 / Shape<T>::kStep * 4]) {
 #pragma unroll
   for (int i = 0; i < 128 / Shape<T>::kStep * 4; ++i) {
-    if constexpr (std::is_same_v<T, Fp8>) {
+    if constexpr (kIsFp8<T>) {
       const int at = i / 4 * 16 + i % 2 * 2 + i / 2 % 2 * 8;
       p[i] = pack_fp8(s[at], s[at + 1], s[at + 4], s[at + 5]);
     } else {
@@ -392,7 +390,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       storage.k_empty[i].init(kConsumerThreads);
       storage.v_empty[i].init(kConsumerThreads);
     }
-    if constexpr (Products<T>::kFp8) {
+    if constexpr (kIsFp8<T>) {
       for (prim::Barrier& landed : storage.transposer.landed) landed.init(1);
       storage.transposer.launch_known.init(32);
     }
@@ -407,7 +405,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         case 1: Loader<T>(storage, call, maps).run_keys(Share(call)); break;
         case 2: Loader<T>(storage, call, maps).run_values(Share(call)); break;
         default:
-          if constexpr (Products<T>::kFp8) Transposer(storage.transposer, call, maps).run(Share(call));
+          if constexpr (kIsFp8<T>) Transposer(storage.transposer, call, maps).run(Share(call));
       }
       break;
     default: prim::grow_registers<Shape<T>::kConsumerRegisters>(); Consumer<T>(storage, call).run(Share(call));

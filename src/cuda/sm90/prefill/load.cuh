@@ -25,9 +25,9 @@ class Loader {
     });
   }
   __device__ void run_values(const Share& share) {
-    if constexpr (kFp8) storage_.transposer.launch_known.wait(0);
+    if constexpr (kIsFp8<T>) storage_.transposer.launch_known.wait(0);
     for_pieces(share, [&](const Piece& piece) {
-      if constexpr (kFp8) {
+      if constexpr (kIsFp8<T>) {
         const std::int32_t first = first_transposed(call_, piece);
         std::int32_t ready = 0;  // blocks from here on downwards that are there
         for (std::int32_t block = piece.blocks() - 1; block >= 0; --block) {
@@ -41,8 +41,6 @@ class Loader {
   }
 
  private:
-  static constexpr bool kFp8 = std::is_same_v<T, Fp8>;
-
   template <class Load>
   __device__ void for_pieces(const Share& share, const Load& load) {
     for (std::int32_t index = share.begin; index < share.end; ++index) {
@@ -120,7 +118,8 @@ class Loader {
       full.arrive();
     }
   }
-  // Waits for a block that somebody transposes. Returns how many are there from it on downwards, up to one a lane.
+  // Waits for a block that somebody transposes. Returns how many are there from it on downwards, up to one a lane. One
+  // fence behind the asking: a load that acquires throws L1 away each time.
   __device__ std::int32_t await_transposed(std::int32_t first, std::int32_t block) {
     const std::int32_t mine = block - lane_;
     const std::uint32_t* const ready = call_.values.ready + first + mine;

@@ -84,7 +84,7 @@ class Transposer {
 
   __device__ void fetch(const Block& block) {
     if (lane_ == 0) {
-      prim::wait_stores_read<0>();  // from the same place
+      prim::wait_stores_read();  // from the same place
       prim::Barrier& landed = storage_.landed[fetched_.slot()];
       landed.arrive_expecting(kTokens * kValues);
       prim::load_box(maps_.v, landed, prim::shared_address(storage_.fetched[fetched_.slot()]), 0, block.token,
@@ -116,7 +116,7 @@ class Transposer {
   __device__ void publish() {
     if (written_ < 0) return;
     if (lane_ == 0) {
-      prim::wait_stores_written<0>();
+      prim::wait_stores_written();
       prim::fence_async_proxy_global();
       prim::store_release(call_.values.ready + written_, launch_);
     }
