@@ -143,8 +143,8 @@ struct DecodeArgs {
   // The kernel may fetch what is older than the step while the one queued before it still runs. It waits by itself
   // before it reads q or the cache slots of the step's own tokens (a request's last ones, as many as it has query
   // tokens). Only where the kernel before writes nothing else decode reads: no older slot, not the plan, the lengths or
-  // the page table. With it or without, the launch is a programmatic dependent one: it waits for the kernel queued
-  // before it, and if that one is such a launch too, it must have waited for its own predecessor, as is usual.
+  // the page table. Without it the launch still may be a programmatic dependent one: it waits for the kernel
+  // queued before it, and if that one is such a launch too, it must have waited for its own predecessor, as is usual.
   bool overlap_previous = false;
 };
 

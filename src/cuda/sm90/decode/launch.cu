@@ -83,8 +83,10 @@ cudaError_t launch_decode(const DecodeKernel& kernel, const DecodeCall& call, st
   }
   // Thread blocks may take their places while the launch before ends. Unless it is known not to concern them they do
   // nothing there but wait for it (plan_is_ready).
-  attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  if (kernel.early_places || fetch_early) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(workers * kernel.blocks_a_worker));
   config.blockDim = dim3(instance.threads);
