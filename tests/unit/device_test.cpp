@@ -141,19 +141,15 @@ TEST(CudaChoice, AnEqualShareOfMemoryIsLargerForFewerWorkers) {
 // Thread blocks that take their places beside those of the launch before get what that one left. That is well where
 // both fit, or where there is no choice.
 TEST(CudaChoice, OnlyLaunchesThatFillTheDeviceOrFitTwiceTakePlacesEarly) {
-  const auto early = [](std::int32_t workers, std::int32_t heads, std::int32_t multiprocessors) {
+  const auto early = [](std::int32_t workers, std::int32_t heads) {
     const Limits limits{.max_requests = 64, .max_kv_tokens = 4096, .workers = workers};
-    return cuda::choose_decode(DecodeProblem{.heads = heads}, limits, {}, multiprocessors)->kernel.early_places;
+    return cuda::choose_decode(DecodeProblem{.heads = heads}, limits, {}, 132)->kernel.early_places;
   };
-  for (const std::int32_t heads : {16, 64, 128}) {
-    for (const std::int32_t workers : {0, 132, 500, 2, 40, 66}) EXPECT_TRUE(early(workers, heads, 132)) << workers;
-    for (const std::int32_t workers : {68, 80, 112, 130}) EXPECT_FALSE(early(workers, heads, 132)) << workers;
+  for (const std::int32_t heads : {16, 64}) {
+    for (const std::int32_t workers : {0, 132, 500, 2, 40, 66}) EXPECT_TRUE(early(workers, heads)) << workers;
+    for (const std::int32_t workers : {67, 80, 112, 131}) EXPECT_FALSE(early(workers, heads)) << workers;
   }
-  EXPECT_FALSE(early(67, 16, 132));
-  EXPECT_FALSE(early(131, 16, 132));
-  EXPECT_TRUE(early(67, 128, 132));    // 33 pairs
-  EXPECT_FALSE(early(131, 128, 132));  // 65 pairs
-  EXPECT_TRUE(early(0, 128, 131));     // nobody could have the last one
+  for (const std::int32_t workers : {0, 66, 80, 131}) EXPECT_TRUE(early(workers, 128)) << workers;  // pairs
 }
 
 // A request's bits must not depend on how many workers there are, so neither may the chunk.

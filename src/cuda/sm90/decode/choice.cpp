@@ -99,10 +99,9 @@ Result<KernelChoice> choose_decode(const DecodeProblem& problem, const Limits& g
                    .rope = problem.rope,
                    .whole_slabs = whole_slabs};
   // Behind a launch like itself one that neither fills the device nor leaves half of it free would get the places that
-  // are left, and some multiprocessors share what they may fetch (docs/kernels/sm90_swapped.md, Fewer workers).
-  const std::int32_t places = available / choice.kernel.blocks_a_worker * choice.kernel.blocks_a_worker;
-  choice.kernel.early_places =
-      multiprocessors - places < choice.kernel.blocks_a_worker || 2 * places <= multiprocessors;
+  // are left, and some multiprocessors share what they may fetch; pairs were not slower for it
+  // (docs/kernels/sm90_swapped.md, Fewer workers).
+  choice.kernel.early_places = pair || available == multiprocessors || 2 * available <= multiprocessors;
   PlanConfig& config = choice.config;
   config.heads = problem.heads;
   config.row_tile = tile_rows;
