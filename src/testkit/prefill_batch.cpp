@@ -40,6 +40,7 @@ PrefillBatch::PrefillBatch(const PrefillCase& description, Fill fill) : case_(de
     fill_input(k_, kv_start_[b], kv_start_[b + 1], k_pool, rng);
     fill_input(v_, kv_start_[b], kv_start_[b + 1], v_pool, rng);
   }
+  if (case_.opposed) oppose();
   const auto scales = [&](float scale, std::uint64_t salt) {
     const bool per_head = case_.scale_form == ScaleForm::per_head;
     return float_buffer(per_head ? case_.head_scales(scale, salt) : std::vector<float>{scale}, fill);
@@ -85,6 +86,22 @@ void PrefillBatch::fill_input(const Input& input, std::int64_t first, std::int64
   for (std::int64_t token = first; token < end; ++token)
     for (std::int64_t head = 0; head < case_.heads; ++head)
       pool.copy_row(input.view.shape[2], input.row(token, head), rng);
+}
+
+void PrefillBatch::oppose() const {
+  const auto set_signs = [&](const Input& input, std::int64_t token, bool negative) {
+    const std::int64_t item = bytes_of(case_.dtype);
+    for (std::int64_t head = 0; head < case_.heads; ++head)
+      for (std::int64_t i = 0; i < input.view.shape[2]; ++i) {
+        std::byte& highest = input.row(token, head)[(i + 1) * item - 1];
+        highest = negative ? highest | std::byte{0x80} : highest & std::byte{0x7f};
+      }
+  };
+  for (std::size_t b = 0; b < case_.requests.size(); ++b) {
+    for (std::int64_t token = query_start_[b]; token < query_start_[b + 1]; token += 2) set_signs(q_, token, true);
+    const std::int64_t middle = (kv_start_[b] + kv_start_[b + 1]) / 2;
+    for (std::int64_t token = middle; token < kv_start_[b + 1]; ++token) set_signs(k_, token, false);
+  }
 }
 
 void PrefillBatch::make_context(Fill fill) {

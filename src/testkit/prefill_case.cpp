@@ -107,6 +107,7 @@ std::string PrefillCase::name() const {
   if (has_scales())
     text << " scales=" << q_scale << ',' << k_scale << ',' << v_scale << ' ' << scale_form_name(scale_form);
   if (outliers) text << " outliers";
+  if (opposed) text << " opposed";
   if (context_tokens() > 0) {
     text << " latent=" << latent << " rope=" << rope << " page=" << page_size << " kv=" << kv_format_name(kv_format)
          << " pages=" << (page_form == PageForm::csr ? "csr" : "table")

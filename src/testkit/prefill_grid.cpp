@@ -44,6 +44,7 @@ void choose_forms(PrefillCase& c, Rng& rng) {
   c.mask = rng.chance(3) ? Mask::none : Mask::causal;
   c.scale_form = rng.pick(kScaleForms);
   c.outliers = rng.chance(5);
+  c.opposed = rng.chance(5);
   // Quantising on entry is for 16-bit tensors; elsewhere automatic or half.
   const bool sixteen = c.dtype == Dtype::bf16 || c.dtype == Dtype::f16;
   c.math = sixteen || c.dtype == Dtype::fp8_e4m3 ? rng.pick(kMaths) : PrefillMath::automatic;

@@ -185,5 +185,20 @@ TEST_F(GpuPrefill, SmallAndLargeScales) {
     }
 }
 
+// Rows without a score above zero, and rows that get one late: what is highest is found in two ways.
+TEST_F(GpuPrefill, ScoresBelowZero) {
+  for (Dtype dtype : {Dtype::bf16, Dtype::f16, Dtype::fp8_e4m3})
+    for (Mask mask : {Mask::causal, Mask::none})
+      for (float scale : {0.0f, 0.3f}) {
+        PrefillCase c = gpu_prefill({{300, 1200}, {700, 700}, {64, 1000}}, 2);
+        c.dtype = dtype;
+        c.out_dtype = dtype == Dtype::f16 ? Dtype::f16 : Dtype::bf16;
+        c.mask = mask;
+        c.scale = scale;
+        c.opposed = true;
+        expect_agreement(backend(), c);
+      }
+}
+
 }  // namespace
 }  // namespace latte::testkit

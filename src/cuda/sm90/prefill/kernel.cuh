@@ -79,8 +79,8 @@ class Products {
 // The running softmax of a thread's two rows.
 template <class T>
 struct Rows {
-  float reference[2] = {minus_infinity(), minus_infinity()};
-  float sum[2] = {0, 0};  // of this thread's columns
+  float reference[2] = {minus_infinity(), minus_infinity()};  // the row's highest score when it last moved
+  float sum[2] = {0, 0};                                      // of this thread's columns
 
   // Scores to probabilities. `bounds`: how many of the block's tokens each row sees, for masked blocks. Returns by what
   // the sums so far were multiplied.
@@ -91,26 +91,25 @@ struct Rows {
       for (int i = 0; i < 64; ++i)
         if (i / 4 * 8 + i % 2 >= bounds[i / 2 % 2] - 2 * (lane % 4)) s[i] = minus_infinity();
     }
+    float highest[2];
+    if (!kMasked && __all_sync(~0u, reference[0] >= 0 && reference[1] >= 0)) {
+#pragma unroll
+      for (int which = 0; which < 2; ++which) highest[which] = highest_from(reference[which], s, which);
+    } else {
+#pragma unroll
+      for (int which = 0; which < 2; ++which) highest[which] = highest_of(s, which);
+    }
     float factor[2], base[2];
 #pragma unroll
     for (int which = 0; which < 2; ++which) {
-      // Several chains, so that one need not wait for another.
-      float part[4];
-#pragma unroll
-      for (int e = 0; e < 32; ++e) {
-        const float score = s[at(which, e)];
-        part[e % 4] = e < 4 ? score : fmaxf(part[e % 4], score);
-      }
-      float highest = fmaxf(fmaxf(part[0], part[1]), fmaxf(part[2], part[3]));
-      highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 1));
-      highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));
-      const float maximum = highest * scale_log2;
+      highest[which] = fmaxf(highest[which], __shfl_xor_sync(~0u, highest[which], 1));
+      highest[which] = fmaxf(highest[which], __shfl_xor_sync(~0u, highest[which], 2));
       factor[which] = 1.0f;
-      if (maximum > reference[which] + Shape<T>::kLag) {
-        factor[which] = exp2_fast(reference[which] - maximum);
-        reference[which] = maximum;
+      if (highest[which] * scale_log2 > fmaf(reference[which], scale_log2, Shape<T>::kLag)) {
+        factor[which] = exp2_fast((reference[which] - highest[which]) * scale_log2);
+        reference[which] = highest[which];
       }
-      base[which] = usable(reference[which]) - Shape<T>::kHead;
+      base[which] = fmaf(usable(reference[which]), scale_log2, -Shape<T>::kHead);
       sum[which] *= factor[which];
     }
     // Sums follow a few exponentials behind, which take long.
@@ -132,11 +131,34 @@ struct Rows {
   // Value e of 32 of one of the thread's two rows.
   __device__ static constexpr int at(int which, int e) { return e / 2 * 4 + 2 * which + e % 2; }
 
-  __device__ RowResult result(int which) const {
+  __device__ RowResult result(int which, float scale_log2) const {
     float total = sum[which];
     total += __shfl_xor_sync(~0u, total, 1);
     total += __shfl_xor_sync(~0u, total, 2);
-    return {usable(reference[which]) - Shape<T>::kHead, total};
+    return {fmaf(usable(reference[which]), scale_log2, -Shape<T>::kHead), total};
+  }
+
+ private:
+  // The highest of a thread's scores of a row. Several chains, so that one need not wait for another.
+  __device__ static float highest_of(const float (&s)[64], int which) {
+    float part[4];
+#pragma unroll
+    for (int e = 0; e < 32; ++e) {
+      const float score = s[at(which, e)];
+      part[e % 4] = e < 4 ? score : fmaxf(part[e % 4], score);
+    }
+    return fmaxf(fmaxf(part[0], part[1]), fmaxf(part[2], part[3]));
+  }
+  // The highest of them and of a number that is not negative, in half the instructions: numbers that are not negative
+  // are in order as integers too, all negative ones are below them, and of integers there is a maximum of three.
+  __device__ static float highest_from(float least, const float (&s)[64], int which) {
+    int part[2] = {__float_as_int(least), __float_as_int(least)};
+#pragma unroll
+    for (int e = 0; e < 32; e += 2) {
+      const int one = __float_as_int(s[at(which, e)]), other = __float_as_int(s[at(which, e + 1)]);
+      part[e / 2 % 2] = __vimax3_s32(part[e / 2 % 2], one, other);
+    }
+    return __int_as_float(max(part[0], part[1]));
   }
 };
 
@@ -274,8 +296,8 @@ class Consumer {
   }
 
   __device__ void finish(std::uint32_t before) {
-    const RowResult results[2] = {state_.result(0), state_.result(1)};
     const Piece of = piece(before);
+    const RowResult results[2] = {state_.result(0, of.scale_log2), state_.result(1, of.scale_log2)};
     store_rows(call_, of, at_, o_, results);
     if (of.split()) join_if_last(call_, of, at_);
   }
