@@ -99,8 +99,8 @@ void PrefillBatch::oppose() const {
   };
   for (std::size_t b = 0; b < case_.requests.size(); ++b) {
     for (std::int64_t token = query_start_[b]; token < query_start_[b + 1]; token += 2) set_signs(q_, token, true);
-    const std::int64_t middle = (kv_start_[b] + kv_start_[b + 1]) / 2;
-    for (std::int64_t token = middle; token < kv_start_[b + 1]; ++token) set_signs(k_, token, false);
+    const std::int64_t first = b % 2 == 0 ? kv_start_[b] : (kv_start_[b] + kv_start_[b + 1]) / 2;
+    for (std::int64_t token = first; token < kv_start_[b + 1]; ++token) set_signs(k_, token, false);
   }
 }
 

@@ -41,8 +41,9 @@ struct PrefillCase {
   // Of fp8 tensors and of those that are quantised on entry; per head: times a number from 1/2 to 3/2.
   float q_scale = 0.75f, k_scale = 0.375f, v_scale = 0.5f;
   bool outliers = false;  // one value in a thousand is ten times as large
-  // Every other query is negative in all columns and the later half of each request's keys in none, so that many rows
-  // have no score above zero until others are looked at.
+  // Every other query is negative in all columns; in none are the keys of every other request, and the later half of
+  // the others' keys. So there are rows without a score above zero, and rows that have one only among their first
+  // tokens.
   bool opposed = false;
 
   // Only for requests with context.
