@@ -93,8 +93,8 @@ void PrefillBatch::oppose() const {
     const std::int64_t item = bytes_of(case_.dtype);
     for (std::int64_t head = 0; head < case_.heads; ++head)
       for (std::int64_t i = 0; i < input.view.shape[2]; ++i) {
-        std::byte& highest = input.row(token, head)[(i + 1) * item - 1];
-        highest = negative ? highest | std::byte{0x80} : highest & std::byte{0x7f};
+        std::byte& with_sign = input.row(token, head)[(i + 1) * item - 1];
+        with_sign = negative ? with_sign | std::byte{0x80} : with_sign & std::byte{0x7f};
       }
   };
   for (std::size_t b = 0; b < case_.requests.size(); ++b) {

@@ -41,9 +41,9 @@ struct PrefillCase {
   // Of fp8 tensors and of those that are quantised on entry; per head: times a number from 1/2 to 3/2.
   float q_scale = 0.75f, k_scale = 0.375f, v_scale = 0.5f;
   bool outliers = false;  // one value in a thousand is ten times as large
-  // Every other query is negative in all columns; in none are the keys of every other request, and the later half of
-  // the others' keys. So there are rows without a score above zero, and rows that have one only among their first
-  // tokens.
+  // Every other query has only negative values. The keys of every other request have none, and of the requests between
+  // them the later half of the keys. So there are rows without a score above zero, and rows that have one only among
+  // their first tokens, which kernels that go from the last to the first see late. Keys of context stay as they are.
   bool opposed = false;
 
   // Only for requests with context.

@@ -185,7 +185,8 @@ TEST_F(GpuPrefill, SmallAndLargeScales) {
     }
 }
 
-// Rows without a score above zero, and rows that get one late: what is highest is found in two ways.
+// Rows without a score above zero, and rows that get one late, as KV goes from the last token to the first: what is
+// highest is found in two ways.
 TEST_F(GpuPrefill, ScoresBelowZero) {
   for (Dtype dtype : {Dtype::bf16, Dtype::f16, Dtype::fp8_e4m3})
     for (Mask mask : {Mask::causal, Mask::none})

@@ -4,7 +4,7 @@
 // lazily: it moves, and what was summed so far is rescaled, only when a block exceeds it by more than kSlack. Sums and
 // values then carry a common factor of at most 2^kSlack, which the last division removes; 16-bit probabilities keep
 // their relative precision. Whether a row's reference moves depends on that row alone. Prefill has its own slack for
-// each type (Shape::kLag).
+// each type (Shape::kLag), and keeps the reference as a score, before the scale.
 #pragma once
 
 #include <cstdint>

@@ -38,8 +38,8 @@ struct Shape {
   static constexpr int kValueBoxes = kValues / 64;
   static constexpr int kLoaderRegisters = 32, kConsumerRegisters = 232;
   static constexpr bool kQueriesHeld = false;  // in registers
-  // A row's probabilities go up to 2^(kHead + kLag): what they are multiplied by, and how far a row's maximum may run
-  // ahead of its reference before that moves.
+  // A row's probabilities go up to 2^(kHead + kLag): by what power of two they are multiplied, and how many a row's
+  // maximum may run ahead of its reference before that moves.
   static constexpr float kHead = 0, kLag = 6;
 };
 // fp8:  q, k  [3 groups of 64 columns][rows][64 bytes]  K-major, 64-byte swizzle

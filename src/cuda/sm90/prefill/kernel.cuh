@@ -79,8 +79,9 @@ class Products {
 // The running softmax of a thread's two rows.
 template <class T>
 struct Rows {
-  float reference[2] = {minus_infinity(), minus_infinity()};  // the row's highest score when it last moved
-  float sum[2] = {0, 0};                                      // of this thread's columns
+  // A score, before the scale: the row's highest when this last moved.
+  float reference[2] = {minus_infinity(), minus_infinity()};
+  float sum[2] = {0, 0};  // of this thread's columns
 
   // Scores to probabilities. `bounds`: how many of the block's tokens each row sees, for masked blocks. Returns by what
   // the sums so far were multiplied.
@@ -91,6 +92,7 @@ struct Rows {
       for (int i = 0; i < 64; ++i)
         if (i / 4 * 8 + i % 2 >= bounds[i / 2 % 2] - 2 * (lane % 4)) s[i] = minus_infinity();
     }
+    // Masked blocks are a piece's first, when few rows have a reference.
     float highest[2];
     if (!kMasked && __all_sync(~0u, reference[0] >= 0 && reference[1] >= 0)) {
 #pragma unroll
@@ -150,7 +152,8 @@ struct Rows {
     return fmaxf(fmaxf(part[0], part[1]), fmaxf(part[2], part[3]));
   }
   // The highest of them and of a number that is not negative, in half the instructions: numbers that are not negative
-  // are in order as integers too, all negative ones are below them, and of integers there is a maximum of three.
+  // are in order as integers too, all negative ones are below them, and of integers there is a maximum of three. (-0 is
+  // a negative one here: then, if no score is above it, another one may come out, which moves nothing either.)
   __device__ static float highest_from(float least, const float (&s)[64], int which) {
     int part[2] = {__float_as_int(least), __float_as_int(least)};
 #pragma unroll
