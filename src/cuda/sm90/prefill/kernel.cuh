@@ -101,7 +101,7 @@ struct Rows {
 #pragma unroll
       for (int which = 0; which < 2; ++which) highest[which] = highest_of(s, which);
     }
-    float factor[2], base[2];
+    float factor[2], bases[2];
 #pragma unroll
     for (int which = 0; which < 2; ++which) {
       highest[which] = fmaxf(highest[which], __shfl_xor_sync(~0u, highest[which], 1));
@@ -111,7 +111,7 @@ struct Rows {
         factor[which] = exp2_fast((reference[which] - highest[which]) * scale_log2);
         reference[which] = highest[which];
       }
-      base[which] = fmaf(usable(reference[which]), scale_log2, -Shape<T>::kHead);
+      bases[which] = base(which, scale_log2);
       sum[which] *= factor[which];
     }
     // Sums follow a few exponentials behind, which take long.
@@ -122,7 +122,7 @@ struct Rows {
       for (int which = 0; which < 2; ++which) {
         if (e < 32) {
           float& value = s[at(which, e)];
-          value = exp2_fast(fmaf(value, scale_log2, -base[which]));
+          value = exp2_fast(fmaf(value, scale_log2, -bases[which]));
         }
         if (e >= kBehind) sum[which] += s[at(which, e - kBehind)];
       }
@@ -137,10 +137,14 @@ struct Rows {
     float total = sum[which];
     total += __shfl_xor_sync(~0u, total, 1);
     total += __shfl_xor_sync(~0u, total, 2);
-    return {fmaf(usable(reference[which]), scale_log2, -Shape<T>::kHead), total};
+    return {base(which, scale_log2), total};
   }
 
  private:
+  // What the row's exponents are taken from.
+  __device__ float base(int which, float scale_log2) const {
+    return fmaf(usable(reference[which]), scale_log2, -Shape<T>::kHead);
+  }
   // The highest of a thread's scores of a row. Several chains, so that one need not wait for another.
   __device__ static float highest_of(const float (&s)[64], int which) {
     float part[4];
