@@ -281,7 +281,8 @@ HWY_NOINLINE void run(const Piece& piece) {
   if (w.folded) fold_sums(w);
   const float* sum = w.folded ? w.s.total_sum : w.s.sum;
   const float* o = w.folded ? w.s.total_o : w.s.o;
-  finish_rows(piece, w.s.max_log2, sum, [&](std::int32_t r) { return o + static_cast<std::int64_t>(r) * w.v_width; });
+  finish_rows(piece, 0, piece.rows(), w.s.max_log2, sum,
+              [&](std::int32_t r) { return o + static_cast<std::int64_t>(r) * w.v_width; });
 }
 
 std::size_t scratch_bytes(const Shape& shape) {

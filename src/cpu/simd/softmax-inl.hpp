@@ -114,21 +114,23 @@ HWY_INLINE std::int32_t skip_blind(const std::int32_t* bound, std::int32_t panel
 
 // Output rows may be pages apart, where stores wait for every one of them.
 inline constexpr std::int32_t kOutputsAhead = 8;
-HWY_INLINE void fetch_output(const std::byte* row, std::size_t bytes) {
+HWY_INLINE void fetch_output(const Piece& piece, std::int32_t r) {
+  if (piece.record.partial_row >= 0) return;
+  const std::byte* row = piece.out.row(piece.token(r), piece.head(r));
+  const auto bytes = static_cast<std::size_t>(piece.shape.v_width) * dtype_bytes(piece.out.dtype);
   for (std::size_t line = 0; line < bytes; line += 64) __builtin_prefetch(row + line, 1);
 }
 
-// What every kernel does with a finished piece's rows: the final output, or a partial for the merge. `row_out` returns
+// What every kernel does with finished rows of a piece: the final output, or a partial for the merge. `row_out` returns
 // the address of a row's accumulated fp32 output; it may gather the row first.
 template <class RowOut>
-HWY_INLINE void finish_rows(const Piece& piece, const float* max_log2, const float* sum, const RowOut& row_out) {
+HWY_INLINE void finish_rows(const Piece& piece, std::int32_t begin, std::int32_t end, const float* max_log2,
+                            const float* sum, const RowOut& row_out) {
   const std::int32_t partial = piece.record.partial_row, v_width = piece.shape.v_width;
-  for (std::int32_t r = 0; r < piece.rows(); ++r) {
+  for (std::int32_t r = begin; r < end; ++r) {
     const RowState state{max_log2[r], sum[r]};
     const std::int32_t token = piece.token(r), head = piece.head(r);
-    if (partial < 0 && r + kOutputsAhead < piece.rows())
-      fetch_output(piece.out.row(piece.token(r + kOutputsAhead), piece.head(r + kOutputsAhead)),
-                   static_cast<std::size_t>(v_width) * dtype_bytes(piece.out.dtype));
+    if (r + kOutputsAhead < end) fetch_output(piece, r + kOutputsAhead);
     std::byte* out = piece.out.row(token, head);
     float* lse = piece.out.lse_at(token, head);
     Dtype dtype = piece.out.dtype;

@@ -65,19 +65,6 @@ struct Avx512 {
       }
   }
 
-  // 32 tokens of two panels, or of the last one, to s and to s + s_panel.
-  template <class Aside>
-  HWY_INLINE static void score_cell(const Work& w, const Block& block, std::int32_t t, std::int32_t panel, float* s,
-                                    std::int64_t s_panel, const Aside& aside) {
-    for (std::int32_t end = t + kPair; t < end; t += kBlock, s += kBlock * kPanel) {
-      if (panel + 2 <= w.panels)
-        score_block<2>(w, block, t, panel, s, s_panel);
-      else
-        score_block<1>(w, block, t, panel, s, s_panel);
-      aside();
-    }
-  }
-
   template <std::int32_t rows, std::int32_t columns>
   HWY_INLINE static void accumulate_block(const Work& w, const Block& block, std::int32_t row, std::int32_t column,
                                           const std::uint16_t* p) {
@@ -125,18 +112,40 @@ struct Avx512 {
     }
   }
 
-  static std::int32_t score_cell_turns(const Work&) { return kPair / kBlock; }
-  static constexpr std::int32_t kStripTurns = 2 * kPanel / kBlock;  // of accumulate_strip
-  static constexpr std::int32_t kColumns = 4;                       // column panels that accumulate_strip takes
+  // Prefill's products, eight rows x two panels of columns at a time.
+  template <std::int32_t columns>
+  HWY_INLINE static void multiply_block(const Product& product, std::int32_t row, std::int32_t column) {
+    const std::uint16_t* a = product.a + row * kPair;
+    const std::uint16_t* b = product.b + column * product.b_panel;
+    float* c = product.c + row / kPanel * product.c_row_panel + column * product.c_column_panel + row % kPanel * kPanel;
+    __m512 acc[kBlock][columns];
+    for (std::int32_t r = 0; r < kBlock; ++r)
+      for (std::int32_t n = 0; n < columns; ++n)
+        acc[r][n] = product.add ? _mm512_loadu_ps(c + n * product.c_column_panel + r * kPanel) : _mm512_setzero_ps();
+    for (std::int32_t t = 0; t < product.depth; t += kPair, a += kStrip * kPair)
+      for (std::int32_t pair = 0; pair < kPair; pair += 2, b += 2 * kPanel) {
+        __m512i right[columns];
+        for (std::int32_t n = 0; n < columns; ++n) right[n] = _mm512_loadu_si512(b + n * product.b_panel);
+        HWY_UNROLL(8)
+        for (std::int32_t r = 0; r < kBlock; ++r) {
+          const __m512i left = broadcast_pair(a + r * kPair + pair);
+          for (std::int32_t n = 0; n < columns; ++n) acc[r][n] = dot_pairs(acc[r][n], right[n], left);
+        }
+      }
+    for (std::int32_t r = 0; r < kBlock; ++r)
+      for (std::int32_t n = 0; n < columns; ++n)
+        _mm512_storeu_ps(c + n * product.c_column_panel + r * kPanel, acc[r][n]);
+  }
   template <class Aside>
-  HWY_INLINE static void accumulate_strip(const Work& w, const Block& block, std::int32_t panel, std::int32_t column,
-                                          const std::uint16_t* p, const Aside& aside) {
-    const std::int32_t end = std::min(column + kColumns, w.column_panels);
-    for (std::int32_t row = panel * kPanel; row < std::min((panel + 2) * kPanel, w.rows); row += kBlock) {
-      accumulate_rows<kBlock>(w, block, row, w.rows - row, column, end,
-                              p + (row / kPanel - panel) * kPanel * kPrefillStep + row % kPanel * kPair);
-      aside();
-    }
+  HWY_INLINE static void multiply(const Product& product, const Aside& aside) {
+    for (std::int32_t column = 0; column < product.column_panels; column += 2)
+      for (std::int32_t row = 0; row < product.rows; row += kBlock) {
+        multiply_block<2>(product, row, column);
+        aside();
+      }
+  }
+  static std::int32_t turns(const Product& product) {
+    return product.column_panels / 2 * static_cast<std::int32_t>(ceil_div(product.rows, kBlock));
   }
 
   HWY_INLINE static void gather_row(const Work& w, std::int32_t r, float* row) { gather_panels(w, r, row); }

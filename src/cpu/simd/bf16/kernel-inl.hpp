@@ -49,7 +49,7 @@ HWY_INLINE void run_decode_with(const Piece& piece) {
   Carver carver(piece.scratch);
   Work w = open_work(piece, carver);
   Prefetch ahead(piece.keys, row_bytes(piece.shape.format, piece.shape.width));
-  pack_query(w, [] {});
+  pack_query(w);
 
   Block blocks[2] = {{.s = w.s.s[0], .k = w.s.k[0], .v = w.s.v[0], .p = w.s.p, .best = w.s.best[0]},
                      {.s = w.s.s[1], .k = w.s.k[1], .v = w.s.v[1], .p = w.s.p, .best = w.s.best[1]}};

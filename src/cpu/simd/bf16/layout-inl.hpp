@@ -36,7 +36,7 @@ struct Scratch {
   std::uint16_t *q, *k[2], *v[2], *p;
   std::uint32_t* pairs;  // P^T of one panel, two tokens a word, before it is turned into tiles
   float *s[2], *o, *total_o, *row;
-  float *max_log2, *sum, *total_sum, *factor, *best[2], *lag;
+  float *max_log2, *sum, *total_sum, *factor, *best[2], *lag, *lane_sum;
   std::int32_t* bound;
   std::int64_t v_panel;  // elements between column panels: one cache line more than they need, to spread over sets
 
@@ -63,6 +63,7 @@ struct Scratch {
     factor = carver.take<float>(padded);
     for (float*& block : best) block = carver.take<float>(padded);
     lag = carver.take<float>(padded);
+    lane_sum = carver.take<float>(decode ? 0 : padded * kPanel);
     bound = carver.take<std::int32_t>(padded);
   }
 };
@@ -85,6 +86,10 @@ class Prefetch {
   Prefetch(const TokenReader& reader, std::int32_t token_bytes) : reader_(reader), token_bytes_(token_bytes) {}
 
   void aim(std::int32_t first, std::int32_t end) { next_ = first, end_ = end, offset_ = token_bytes_; }
+  // Leaves out tokens that would come too late.
+  void skip_to(std::int32_t first) {
+    if (next_ < first) aim(first, end_);
+  }
   // Lines to fetch at each of `turns` turns to have fetched `tokens` tokens.
   std::int32_t share(std::int64_t tokens, std::int32_t turns) const {
     return static_cast<std::int32_t>(ceil_div(tokens * ceil_div(token_bytes_, 64), turns));
@@ -118,6 +123,7 @@ struct Block {
   float* best;       // largest scores, one a row
   std::int32_t first = 0, tokens = 0;
   std::int32_t extent[kMaxRows / (2 * kPanel)];  // tokens, in whole pairs of panels, that some row of two panels sees
+  bool last[kMaxRows / (2 * kPanel)];            // whether none of their rows sees anything behind this block
   KeyTile keys[std::max(kStep, kPrefillStep) / kPanel];
 
   std::int32_t padded() const { return static_cast<std::int32_t>(round_up(tokens, kPair)); }
@@ -136,6 +142,17 @@ struct Work {
   }
   // The finished output: the totals of a long piece, the running sums of a short one.
   const float* sums() const { return folded ? s.total_o : s.o; }
+};
+
+// Both products of prefill, for up to 32 rows and an even number of panels of columns:
+//
+//   c[row panel][column panel][16][16] (+)= a[depth / 32][row panel][16][32] . b[column panel][depth / 32][16][16][2]
+struct Product {
+  const std::uint16_t *a, *b;
+  float* c;
+  std::int64_t b_panel, c_row_panel, c_column_panel;  // elements between panels
+  std::int32_t rows, column_panels, depth;
+  bool add;
 };
 
 HWY_INLINE Work open_work(const Piece& piece, Carver& carver) {

@@ -9,12 +9,12 @@
 HWY_PUSH_ATTRIBUTES(LATTE_BF16_TARGET)
 namespace latte::cpu::HWY_NAMESPACE::bf16 {
 
-// dst[column][row] = src[row][column], 16 x 16 words; strides in words.
-HWY_INLINE void transpose_16x16(const std::uint32_t* src, std::int64_t src_stride, std::uint32_t* dst,
-                                std::int64_t dst_stride) {
+// dst[column][row] = rows(row)[column], 16 x 16 words; stride in words.
+template <class Rows>
+HWY_INLINE void transpose_16x16(const Rows& rows, std::uint32_t* dst, std::int64_t dst_stride) {
   __m512i r[16], t[16];
   HWY_UNROLL(16)
-  for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_si512(src + i * src_stride);
+  for (int i = 0; i < 16; ++i) r[i] = rows(i);
   HWY_UNROLL(8)
   for (int i = 0; i < 8; ++i) {  // pairs of rows
     t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
@@ -36,6 +36,12 @@ HWY_INLINE void transpose_16x16(const std::uint32_t* src, std::int64_t src_strid
     _mm512_storeu_si512(dst + (4 + c) * dst_stride, _mm512_shuffle_i32x4(e, f, 0x88));
     _mm512_storeu_si512(dst + (12 + c) * dst_stride, _mm512_shuffle_i32x4(e, f, 0xdd));
   }
+}
+
+// The same from memory.
+HWY_INLINE void transpose_16x16(const std::uint32_t* src, std::int64_t src_stride, std::uint32_t* dst,
+                                std::int64_t dst_stride) {
+  transpose_16x16([&](int i) { return _mm512_loadu_si512(src + i * src_stride); }, dst, dst_stride);
 }
 
 HWY_INLINE __m256i round_bf16(__m512 x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)); }
@@ -86,37 +92,52 @@ HWY_INLINE void ds_mla_to_bf16(const std::byte* token, float* row, std::uint16_t
   }
 }
 
-// q[panel][width / 2][16 rows][2]: the rows' value pairs, transposed. Rows past the end are zero and see everything.
-// `aside` is called once a row.
-template <class Aside>
-HWY_INLINE void pack_query(Work& w, const Aside& aside) {
+// What each row sees, and nothing seen yet. Rows past the end see everything.
+HWY_INLINE void reset_rows(Work& w) {
+  for (std::int32_t r = 0; r < w.panels * kPanel; ++r) {
+    w.s.bound[r] = r < w.rows ? w.piece.visible(r) : std::numeric_limits<std::int32_t>::max();
+    w.s.max_log2[r] = kNegInf;
+    w.s.sum[r] = 0;
+  }
+}
+
+HWY_INLINE const std::byte* query_nope(const Work& w, std::int32_t r) {
   const QueryView& q = w.piece.q;
+  return q.nope + (w.piece.token(r) * q.nope_token_stride + w.piece.head(r) * q.nope_head_stride) *
+                      static_cast<std::int64_t>(dtype_bytes(q.dtype));
+}
+
+// Fetches a row's query into L2. Rows may be pages apart, where the processor does not look ahead by itself.
+HWY_INLINE void fetch_query(const Work& w, std::int32_t r) {
+  if (r >= w.rows) return;
+  const QueryView& q = w.piece.q;
+  const std::byte* nope = query_nope(w, r);
+  for (std::int64_t line = 0; line < q.nope_width * static_cast<std::int64_t>(dtype_bytes(q.dtype)); line += 64)
+    _mm_prefetch(reinterpret_cast<const char*>(nope + line), _MM_HINT_T1);
+}
+
+// A row's query as bf16, to a whole number of tile rows; zeros past the last row.
+HWY_INLINE void stage_query(const Work& w, std::int32_t r, std::uint16_t* dst) {
+  std::fill(dst, dst + w.width, std::uint16_t{0});
+  if (r >= w.rows) return;
+  const QueryView& q = w.piece.q;
+  const std::int64_t token = w.piece.token(r), head = w.piece.head(r);
   const auto element = static_cast<std::int64_t>(dtype_bytes(q.dtype));
-  const auto nope_of = [&](std::int32_t r) {
-    return q.nope + (w.piece.token(r) * q.nope_token_stride + w.piece.head(r) * q.nope_head_stride) * element;
-  };
+  const std::byte* nope = query_nope(w, r);
+  copy_bf16(nope, q.dtype, q.nope_width, dst);
+  copy_bf16(q.rope + (token * q.rope_token_stride + head * q.rope_head_stride) * element, q.dtype, q.rope_width,
+            dst + q.nope_width);
+  if (w.piece.shape.format == KvFormat::fp8_ds_mla) copy_bf16(nope, q.dtype, q.nope_width, dst + w.piece.shape.width);
+}
+
+// Decode's queries, q[panel][width / 2][16 rows][2]: the rows' value pairs, transposed.
+HWY_INLINE void pack_query(Work& w) {
+  reset_rows(w);
   std::uint16_t* rows = w.s.k[0];  // not in use yet: 16 rows side by side
   for (std::int32_t panel = 0; panel < w.panels; ++panel) {
     for (std::int32_t i = 0; i < kPanel; ++i) {
-      const std::int32_t r = panel * kPanel + i;
-      std::uint16_t* dst = rows + static_cast<std::int64_t>(i) * w.width;
-      std::fill(dst, dst + w.width, std::uint16_t{0});
-      w.s.bound[r] = r < w.rows ? w.piece.visible(r) : std::numeric_limits<std::int32_t>::max();
-      w.s.max_log2[r] = kNegInf;
-      w.s.sum[r] = 0;
-      if (r >= w.rows) continue;
-      aside();
-      // Rows may be pages apart, where the processor does not look ahead by itself.
-      if (r + kPanel < w.rows)
-        for (std::int64_t line = 0; line < q.nope_width * element; line += 64)
-          _mm_prefetch(reinterpret_cast<const char*>(nope_of(r + kPanel) + line), _MM_HINT_T0);
-      const std::int64_t token = w.piece.token(r), head = w.piece.head(r);
-      const std::byte* nope = nope_of(r);
-      copy_bf16(nope, q.dtype, q.nope_width, dst);
-      copy_bf16(q.rope + (token * q.rope_token_stride + head * q.rope_head_stride) * element, q.dtype, q.rope_width,
-                dst + q.nope_width);
-      if (w.piece.shape.format == KvFormat::fp8_ds_mla)
-        copy_bf16(nope, q.dtype, q.nope_width, dst + w.piece.shape.width);
+      fetch_query(w, (panel + 1) * kPanel + i);
+      stage_query(w, panel * kPanel + i, rows + static_cast<std::int64_t>(i) * w.width);
     }
     for (std::int32_t c = 0; c < w.width; c += kPair)
       transpose_16x16(
@@ -150,6 +171,7 @@ HWY_INLINE void aim(const Work& w, Block& block, std::int32_t first) {
     if (panel + 1 < w.panels) most = std::max(most, _mm512_reduce_max_epi32(_mm512_loadu_si512(bound + kPanel)));
     block.extent[panel / 2] =
         static_cast<std::int32_t>(round_up(std::clamp(most, first, first + block.tokens) - first, kPair));
+    block.last[panel / 2] = std::min(most, w.piece.record.kv_end) <= first + block.tokens;
   }
 }
 
@@ -171,34 +193,59 @@ HWY_INLINE void open(Work& w, Block& block, std::int32_t first) {
   }
 }
 
-// Stages all keys of an aimed block. A slice is one token.
-class StageKeys {
- public:
-  StageKeys(const Work& w, Block& block, bool wanted) : w_(w), block_(block), left_(wanted ? block.padded() : 0) {
-    for (std::int32_t t = 0; t < left_; t += kPanel)
-      block.keys[t / kPanel] = {block.k + static_cast<std::int64_t>(t) * w.width, w.width};
+// Columns of a token's key or values, of which 32 are taken at a time, as bf16; zeros past the last.
+struct TokenRow {
+  const std::byte* data;
+  Dtype dtype;
+  std::int32_t width;
+
+  HWY_INLINE __m512i columns(std::int32_t column) const {
+    const std::byte* src = data + (dtype == Dtype::bf16 ? 2 * column : column);
+    const std::int32_t left = width - column;
+    if (left <= 0) return _mm512_setzero_si512();
+    if (dtype == Dtype::bf16) return left >= 32 ? _mm512_loadu_si512(src) : _mm512_zextsi256_si512(load_256(src));
+    return e4m3_to_bf16(left >= 32 ? load_256(src) : _mm256_zextsi128_si256(load_128(src)));
   }
+};
+
+// Prefill's keys, k[token / 16][width / 32][16][16 tokens][2]: value pairs, transposed. A slice is 32 columns of 16
+// tokens.
+class TurnKeys {
+ public:
+  explicit TurnKeys(const Work& w) : w_(w) {}
+
+  void aim(const Block& block) { block_ = &block, left_ = block.padded(), t_ = column_ = 0; }
 
   HWY_INLINE void step() {
-    if (t_ < left_) stage_key(w_, block_, t_++);
+    if (t_ >= left_) return;
+    const Shape& shape = w_.piece.shape;
+    const Dtype dtype = kv_element_dtype(shape.format);
+    const auto columns = [&](std::int32_t i) {
+      if (t_ + i >= block_->tokens) return _mm512_setzero_si512();
+      return TokenRow{w_.piece.keys.at(block_->first + t_ + i), dtype, shape.width}.columns(column_);
+    };
+    std::uint16_t* tile = block_->k + static_cast<std::int64_t>(t_) * w_.width + column_ * kPanel;
+    transpose_16x16(columns, reinterpret_cast<std::uint32_t*>(tile), kPanel);
+    column_ += kPair;
+    if (column_ >= w_.width) column_ = 0, t_ += kPanel;
   }
-  HWY_INLINE void finish() {
-    while (t_ < left_) step();
-  }
+  bool done() const { return t_ >= left_; }
+  static std::int64_t slices(const Work& w) { return w.step / kPanel * (w.width / kPair); }
 
  private:
   const Work& w_;
-  const Block& block_;
-  const std::int32_t left_;
-  std::int32_t t_ = 0;
+  const Block* block_ = nullptr;
+  std::int32_t left_ = 0, t_ = 0, column_ = 0;
 };
 
 // Interleaves the values of a block's tokens, two by two, into their rows of every column panel. A slice is eight
 // panels of a pair.
 class PairUp {
  public:
-  PairUp(const Work& w, const Block& block, bool wanted = true)
-      : w_(w), block_(block), left_(wanted ? block.padded() / 2 : 0) {}
+  explicit PairUp(const Work& w) : w_(w) {}
+  PairUp(const Work& w, const Block& block) : w_(w) { aim(block); }
+
+  void aim(const Block& block) { block_ = &block, left_ = block.padded() / 2, pair_ = panel_ = 0; }
 
   HWY_INLINE void step() {
     if (pair_ >= left_) return;
@@ -206,8 +253,8 @@ class PairUp {
     const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37,
                                          5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
     const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-    const Row even = row(pair_ * 2), odd = row(pair_ * 2 + 1);
-    std::uint16_t* v = block_.v + static_cast<std::int64_t>(pair_) * 2 * kPanel;
+    const TokenRow even = row(pair_ * 2), odd = row(pair_ * 2 + 1);
+    std::uint16_t* v = block_->v + static_cast<std::int64_t>(pair_) * 2 * kPanel;
     const std::int32_t end = std::min(panel_ + kSlice, w_.column_panels);
     for (; panel_ < end; panel_ += 2) {
       const __m512i a = even.columns(panel_ * kPanel), b = odd.columns(panel_ * kPanel);
@@ -219,42 +266,28 @@ class PairUp {
   HWY_INLINE void finish() {
     while (pair_ < left_) step();
   }
+  bool done() const { return pair_ >= left_; }
   static std::int64_t slices(const Work& w) { return w.step / 2 * ceil_div(w.column_panels, kSlice); }
 
  private:
-  // A token's values, of which 32 are taken at a time, as bf16. There are none past the end of the block.
-  struct Row {
-    const std::byte* data;
-    Dtype dtype;
-    std::int32_t width;
-
-    HWY_INLINE __m512i columns(std::int32_t column) const {
-      const std::byte* src = data + (dtype == Dtype::bf16 ? 2 * column : column);
-      const std::int32_t left = width - column;
-      if (left <= 0) return _mm512_setzero_si512();
-      if (dtype == Dtype::bf16) return left >= 32 ? _mm512_loadu_si512(src) : _mm512_zextsi256_si512(load_256(src));
-      return e4m3_to_bf16(left >= 32 ? load_256(src) : _mm256_zextsi128_si256(load_128(src)));
-    }
-  };
-
-  HWY_INLINE Row row(std::int32_t t) const {
+  // None past the end of the block.
+  HWY_INLINE TokenRow row(std::int32_t t) const {
     const Shape& shape = w_.piece.shape;
     if (!shape.values_in_keys) {
-      const bool past = t >= block_.tokens;
-      return {past ? nullptr : w_.piece.values.at(block_.first + t), kv_element_dtype(shape.format),
+      const bool past = t >= block_->tokens;
+      return {past ? nullptr : w_.piece.values.at(block_->first + t), kv_element_dtype(shape.format),
               past ? 0 : shape.v_width};
     }
     // When latent is an odd multiple of 16 the last half is from the rope part: finite, and never looked at.
-    const KeyTile& tile = block_.keys[t / kPanel];
+    const KeyTile& tile = block_->keys[t / kPanel];
     return {reinterpret_cast<const std::byte*>(tile.data + t % kPanel * tile.stride), Dtype::bf16,
             w_.column_panels * kPanel};
   }
 
   static constexpr std::int32_t kSlice = 8;
   const Work& w_;
-  const Block& block_;
-  const std::int32_t left_;
-  std::int32_t pair_ = 0, panel_ = 0;
+  const Block* block_ = nullptr;
+  std::int32_t left_ = 0, pair_ = 0, panel_ = 0;
 };
 
 }  // namespace latte::cpu::HWY_NAMESPACE::bf16

@@ -1,29 +1,31 @@
-// Prefill with the parts of the bf16 kernels (kernel-inl.hpp): the same layouts and products, in another order.
+// Prefill of the bf16 kernels (kernel-inl.hpp). Both of its products are of one form, rows times columns:
+//
+//   S[row][token]   = Q[row] . K[token]               keys staged as columns, value pairs transposed (TurnKeys)
+//   O[row][column] += P[row][token] . V[token]        values paired up (PairUp)
+//
+// So a row's scores lie side by side, and its softmax is one pass over them: no maxima beforehand, no transposition of
+// P. The row that finds a score too far above its reference raises that and begins again (AbsorbCell).
 //
 // Rows of 192/128 have a third of decode's products to a score, so scores that travel to L2 and back cost more than
 // their products. Here they have 8 KB, meant to stay in L1. Work goes by cells of 32 rows x 32 tokens; the cells of 32
 // rows and a block of tokens are a strip:
 //
-//   for every block, strip and cell:  score the cell, beside the softmax of the one before (AbsorbCell)
-//                                     accumulate the strip of the one before, if it was the last of it
-//                                     maxima, raise
-//                                     StageKeys and PairUp of the next block, a few tokens
+//   for every block, strip and cell:  score the cell, beside the softmax of the one before
+//                                     add the values of that one's strip if it was its last, beside the staging of
+//                                     the next block
 //
-// Values do not take turns with scores, although softmax would then have more products to run beside: queries, keys,
-// scores, probabilities, values and outputs of 32 rows are more than L1 holds together. One after the other, a strip's
-// queries can stay in L1 for all of its scores and its probabilities for all of its columns
-// (docs/kernels/prefill_cpu.md has a count of lines, and what it gained).
+// A strip's queries are read when its first cell comes, and its rows are written when its last one is done, so that
+// memory is waited for beside products, not before and after them.
 //
-// A cell may raise references after earlier cells of its strip became probabilities: these few are scaled again, in
+// A row may raise its reference after earlier cells of its strip became probabilities: these few are scaled again, in
 // bf16, where they no longer matter much. The outputs wait until their strip is accumulated (Scratch::lag).
 //
-// Keys are always staged: where they lie they are a stride of all heads apart, which puts the rows of a tile into one
-// or two sets of L1, and they are read once for every 32 rows. V is paired up from where it lies. Both are fetched into
-// L2 one block before they are read, not earlier: strides of 4 KB and more leave them few sets of L2.
-//
 // Budget for 512 rows and 256 tokens a step at 192/128. L1: q of a strip 12 KB, a cell's keys 12, s 2 x 4, then p 16,
-// two column panels of v 16, their o 4. L2: q 197, k 2 x 98, v 2 x 66, o 262 = 787 KB.
+// a column panel of v 8, its o 2. L2: q 197, k 2 x 98, v 2 x 66, o 262, lane sums 33 = 820 KB.
 #pragma once
+
+#include <cmath>
+#include <limits>
 
 #include "cpu/simd/bf16/softmax-inl.hpp"
 
@@ -45,236 +47,343 @@ class Pace {
   std::int64_t owed_ = 0;
 };
 
-// 32 tokens of the one or two panels of a strip.
+// 32 tokens of a strip's rows, up to 32.
 struct Cell {
   Block* block = nullptr;
-  std::int32_t panel = 0, panels = 0, t = 0;
-  float* s = nullptr;  // s[panel][32 tokens][16]
+  std::int32_t panel = 0, rows = 0, t = 0;
+  float* s = nullptr;  // s[token panel][32 rows][16]
 
-  static constexpr std::int64_t kScores = kPair * kPanel;                // of a panel
-  static constexpr std::int64_t kProbabilities = kPrefillStep * kPanel;  // of a panel: p[panel][step / 32][16][32]
+  static constexpr std::int64_t kTile = kPanel * kPanel;
 
+  std::int32_t row() const { return panel * kPanel; }
+  std::int32_t panels() const { return static_cast<std::int32_t>(ceil_div(rows, kPanel)); }
   std::int32_t first() const { return block->first + t; }
-  std::int32_t tokens() const { return std::min(kPair, block->tokens - t); }
   bool ends_strip() const { return t + kPair >= block->extent[panel / 2]; }
 };
 
-// S^T -> P of a cell. A slice is four tokens of a panel, or the transposition of its tile.
+// Of a row that has seen nothing. Finite, so that a token which the row does not see is not above it, and any other is.
+inline constexpr float kNoReference = std::numeric_limits<float>::lowest();
+
+// S -> P of a cell, row by row.
 class AbsorbCell {
  public:
-  AbsorbCell(Work& w, const Cell& cell) : w_(w), cell_(cell), scale_(w.piece.score_scale * kLog2e) {
-    left_ = slices(cell);
-    if (left_ > 0) open_panel();
+  AbsorbCell(Work& w, const Cell& cell)
+      : rows_(cell.rows),
+        t_(cell.t),
+        scale_(w.piece.score_scale * kLog2e),
+        s_(cell.s),
+        reference_(w.s.max_log2 + cell.row()),
+        sum_(w.s.sum + cell.row()),
+        lane_sum_(w.s.lane_sum + cell.row() * kPanel),
+        lag_(w.s.lag + cell.row()),
+        p_(w.s.p) {
+    if (rows_ == 0) return;
+    // The rows that do not see all of it, and all rows if some tokens are not there, are done with at once.
+    const std::int32_t first = cell.first(), end = cell.block->first + cell.block->tokens;
+    const std::int32_t* bound = w.s.bound + cell.row();
+    bool masked = end < first + kPair;
+    for (std::int32_t panel = 0; panel < cell.panels(); ++panel)
+      masked = masked || needs_mask(bound + panel * kPanel, first + kPair);
+    if (!masked) return;
+    for (; row_ < rows_; ++row_)
+      absorb<true>(static_cast<std::uint32_t>(std::clamp(std::min(bound[row_], end) - first, 0, kPair)));
   }
 
-  static std::int32_t slices(const Cell& cell) { return cell.panels * (kPair / 4 + 1); }
-
-  HWY_INLINE void step() {
-    if (left_ == 0) return;
-    --left_;
-    if (t_ == kPair) {
-      auto* tile = reinterpret_cast<std::uint32_t*>(w_.s.p + panel_ * Cell::kProbabilities + cell_.t * kPanel);
-      transpose_16x16(w_.s.pairs, kPanel, tile, kPanel);
-      ++panel_;
-      if (left_ > 0) open_panel();
-      return;
-    }
-    if (masked_)
-      four_tokens<true>();
-    else
-      four_tokens<false>();
-    t_ += 4;
+  HWY_INLINE void rows(std::int32_t count) {
+    for (const std::int32_t end = std::min(row_ + count, rows_); row_ < end; ++row_) absorb<false>(kPair);
   }
-  HWY_INLINE void finish() {
-    while (left_ > 0) step();
-  }
+  HWY_INLINE void finish() { rows(rows_); }
 
  private:
-  HWY_INLINE void open_panel() {
-    const std::int32_t row = (cell_.panel + panel_) * kPanel;
-    t_ = 0;
-    scores_ = cell_.s + panel_ * Cell::kScores;
-    sum_ = w_.s.sum + row;
-    _mm512_store_ps(reference_, finite_reference({w_.s.max_log2 + row, sum_, w_.s.bound + row}).raw);
-    const __m512i bound = _mm512_min_epi32(_mm512_loadu_si512(w_.s.bound + row),
-                                           _mm512_set1_epi32(cell_.block->first + cell_.block->tokens));
-    _mm512_store_si512(bound_, bound);
-    masked_ = _mm512_cmplt_epi32_mask(bound, _mm512_set1_epi32(cell_.first() + kPair)) != 0;
-  }
-
   template <bool masked>
-  HWY_INLINE void four_tokens() {
-    const __m512 scale = _mm512_set1_ps(scale_), reference = _mm512_load_ps(reference_);
-    const auto at = [&](std::int32_t t) {
-      return probability<masked>(scores_ + t * kPanel, scale, reference, bound_, cell_.first() + t);
-    };
-    const __m512 p0 = at(t_), p1 = at(t_ + 1), p2 = at(t_ + 2), p3 = at(t_ + 3);
-    std::uint32_t* words = w_.s.pairs + t_ / 2 * kPanel;
-    _mm512_storeu_si512(words, pair_bf16(p0, p1));
-    _mm512_storeu_si512(words + kPanel, pair_bf16(p2, p3));
-    const __m512 sum = _mm512_add_ps(_mm512_add_ps(p0, p1), _mm512_add_ps(p2, p3));
-    _mm512_storeu_ps(sum_, _mm512_add_ps(_mm512_loadu_ps(sum_), sum));
+  HWY_INLINE void absorb(std::uint32_t seen) {
+    const float* s = s_ + row_ * kPanel;
+    const __m512 scale = _mm512_set1_ps(scale_), none = _mm512_set1_ps(kNegInf);
+    const auto low = static_cast<__mmask16>(_bzhi_u32(0xffff, seen));
+    const auto high = static_cast<__mmask16>(_bzhi_u32(~0u, seen) >> kPanel);
+    __m512 s0 = _mm512_load_ps(s), s1 = _mm512_load_ps(s + kPair * kPanel);
+    if constexpr (masked) s0 = _mm512_mask_mov_ps(none, low, s0), s1 = _mm512_mask_mov_ps(none, high, s1);
+    __m512 reference = _mm512_set1_ps(reference_[row_]);
+    __m512 x0 = _mm512_fmsub_ps(s0, scale, reference), x1 = _mm512_fmsub_ps(s1, scale, reference);
+    if (_mm512_cmp_ps_mask(_mm512_max_ps(x0, x1), _mm512_set1_ps(kMaxLag), _CMP_GT_OQ) != 0) [[unlikely]] {
+      raise(_mm512_max_ps(s0, s1));
+      reference = _mm512_set1_ps(reference_[row_]);
+      x0 = _mm512_fmsub_ps(s0, scale, reference), x1 = _mm512_fmsub_ps(s1, scale, reference);
+    }
+    __m512 p0 = exp2_short(x0), p1 = exp2_short(x1);
+    if constexpr (masked) p0 = _mm512_maskz_mov_ps(low, p0), p1 = _mm512_maskz_mov_ps(high, p1);
+    float* sum = lane_sum_ + row_ * kPanel;
+    _mm512_store_ps(sum, _mm512_add_ps(_mm512_load_ps(sum), _mm512_add_ps(p0, p1)));
+    _mm512_store_si512(p_ + (t_ + row_) * kPair, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(p1, p0)));
   }
 
-  Work& w_;
-  const Cell& cell_;
+  // A row's new reference. What it has so far is made to match; its outputs follow with their strip.
+  HWY_NOINLINE void raise(__m512 scores) {
+    const float old = reference_[row_], best = _mm512_reduce_max_ps(scores) * scale_;
+    reference_[row_] = best;
+    if (old == kNoReference) return;  // and nothing but zeros
+    const float factor = std::exp2(old - best);
+    sum_[row_] *= factor;
+    lag_[row_] *= factor;
+    const __m512 factors = _mm512_set1_ps(factor);
+    float* sum = lane_sum_ + row_ * kPanel;
+    _mm512_store_ps(sum, _mm512_mul_ps(_mm512_load_ps(sum), factors));
+    for (std::int32_t t = 0; t < t_; t += kPair) {
+      std::uint16_t* p = p_ + (t + row_) * kPair;
+      const __m512i pairs = _mm512_load_si512(p);
+      const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+      const __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(~0xffff)));
+      _mm512_store_si512(p, pair_bf16(_mm512_mul_ps(even, factors), _mm512_mul_ps(odd, factors)));
+    }
+  }
+
+  const std::int32_t rows_, t_;
   const float scale_;
-  std::int32_t left_, panel_ = 0, t_ = 0;
-  bool masked_ = false;
-  const float* scores_ = nullptr;
-  float* sum_ = nullptr;
-  alignas(64) float reference_[kPanel];
-  alignas(64) std::int32_t bound_[kPanel];
+  const float* const s_;
+  float *const reference_, *const sum_, *const lane_sum_, *const lag_;
+  std::uint16_t* const p_;  // p[step / 32][32 rows][32]
+  std::int32_t row_ = 0;
+};
+
+// Brings keys and values of the blocks to come to where products find them, in small parts.
+class Staging {
+ public:
+  // `turns`: how often turn() is called while a block is worked on.
+  Staging(const Work& w, std::int32_t turns)
+      : key_lines_(w.piece.keys, row_bytes(w.piece.shape.format, w.piece.shape.width)),
+        value_lines_(w.piece.values, row_bytes(w.piece.shape.format, w.piece.shape.v_width)),
+        keys_(w),
+        values_(w),
+        parts_(std::max(turns / kTurns, 1)),
+        key_pace_(TurnKeys::slices(w), parts_),
+        value_pace_(PairUp::slices(w), parts_),
+        line_pace_(kPrefillStep, parts_) {
+    const std::int32_t begin = w.piece.record.kv_begin, end = w.piece.record.kv_end;
+    key_lines_.aim(begin, end);
+    value_lines_.aim(begin, end);
+    for (std::int32_t t = 0; t < kAhead; ++t) fetch_token();
+  }
+
+  void aim(const Block& block) {
+    keys_.aim(block);
+    values_.aim(block);
+    key_lines_.skip_to(block.first);
+    value_lines_.skip_to(block.first);
+  }
+  HWY_INLINE void turn() {
+    if (++turn_ % kTurns == 0) part();
+  }
+  void finish() {
+    while (!keys_.done() || !values_.done()) part();
+  }
+
+  // Fetches a token into L2.
+  HWY_INLINE void step() { fetch_token(); }
+
+ private:
+  static constexpr std::int32_t kTurns = 4;   // of the products, for every part
+  static constexpr std::int32_t kAhead = 64;  // tokens that are fetched before they are read
+
+  HWY_NOINLINE void part() {
+    line_pace_.turn(*this);
+    key_pace_.turn(keys_);
+    value_pace_.turn(values_);
+  }
+  HWY_INLINE void fetch_token() {
+    key_lines_.lines(key_lines_.share(1, 1));
+    value_lines_.lines(value_lines_.share(1, 1));
+  }
+
+  Prefetch key_lines_, value_lines_;
+  TurnKeys keys_;
+  PairUp values_;
+  const std::int32_t parts_;
+  Pace key_pace_, value_pace_, line_pace_;
+  std::uint32_t turn_ = 0;
 };
 
 // The pipeline of cells of one piece.
 template <class Math>
 class Strips {
  public:
-  explicit Strips(Work& w) : w_(w) { std::fill(w.s.lag, w.s.lag + w.panels * kPanel, 1.0f); }
+  explicit Strips(Work& w)
+      : w_(w), staging_(w, Math::turns(values(w, {.rows = std::min(kStrip, w.rows)}, kPrefillStep)) * strips()) {
+    reset_rows(w);
+    std::fill(w.s.max_log2, w.s.max_log2 + w.panels * kPanel, kNoReference);
+    std::fill(w.s.lag, w.s.lag + w.panels * kPanel, 1.0f);
+    std::fill(w.s.lane_sum, w.s.lane_sum + w.panels * kPanel * kPanel, 0.0f);
+  }
 
-  // Scores a cell beside the softmax of the one before, and ends that one's strip if it was the last of it. `aside` is
-  // called at every turn of the products.
-  template <class Aside>
-  HWY_INLINE void score(Block& block, std::int32_t panel, std::int32_t t, const Aside& aside) {
-    turn_ ^= 1;
-    const Cell next{
-        .block = &block, .panel = panel, .panels = std::min(2, w_.panels - panel), .t = t, .s = w_.s.s[turn_]};
-    AbsorbCell absorb(w_, now_);
-    Pace pace(AbsorbCell::slices(now_), Math::score_cell_turns(w_));
-    Math::score_cell(w_, block, t, panel, next.s, Cell::kScores, [&] {
-      pace.turn(absorb);
-      aside();
+  void run() {
+    const std::int32_t begin = w_.piece.record.kv_begin, end = w_.piece.record.kv_end;
+    // Block j is blocks[j % 3]. Its keys are in use until its last score, its values until its last strip is added,
+    // which is with the first cell of block j + 1; only then those of block j + 2 take their place.
+    for (std::int32_t r = 0; r < std::min(kStrip, w_.rows); ++r) fetch_query(w_, r);
+    if (begin < end) stage(0, begin);
+    staging_.finish();
+    std::int32_t j = 0;
+    for (std::int32_t first = begin; first < end; first += kPrefillStep, ++j) {
+      now_ = &blocks_[j % 3];
+      const bool more = first + kPrefillStep < end;
+      if (more) stage(j + 1, first + kPrefillStep);
+      for (std::int32_t panel = 0; panel < w_.panels; panel += 2) {
+        if (first == begin) open(panel);
+        const std::int32_t cells = now_->extent[panel / 2] / kPair;
+        for (std::int32_t cell = 0; cell < cells; ++cell) {
+          if (now_->last[panel / 2]) fetch_outputs(panel, cell, cells);
+          score(panel, cell * kPair);
+        }
+      }
+      if (more) staging_.finish();
+      if (more && (first + kPrefillStep - begin) % kFoldTokens == 0) {
+        drain();
+        for (std::int32_t panel = 0; panel < w_.panels; ++panel) fold_panel(panel, true);
+        w_.folded = true;
+      }
+    }
+    drain();
+    for (std::int32_t panel = 0; panel < w_.panels; panel += 2)
+      if (!closed_[panel / 2]) close(panel);
+  }
+
+ private:
+  std::int32_t strips() const { return static_cast<std::int32_t>(ceil_div(w_.panels, 2)); }
+  std::int32_t panels(std::int32_t panel) const { return std::min(2, w_.panels - panel); }
+  std::int32_t rows(std::int32_t panel) const { return std::min(kStrip, w_.rows - panel * kPanel); }
+
+  // Where a strip's rows will go, some rows with each of its last cells.
+  void fetch_outputs(std::int32_t panel, std::int32_t cell, std::int32_t cells) {
+    const std::int32_t count = rows(panel);
+    for (std::int32_t r = cell * count / cells; r < (cell + 1) * count / cells; ++r)
+      fetch_output(w_.piece, panel * kPanel + r);
+  }
+
+  void stage(std::int32_t j, std::int32_t first) {
+    Block& block = blocks_[j % 3];
+    block.k = w_.s.k[j % 2], block.v = w_.s.v[j % 2];
+    aim(w_, block, first);
+    staging_.aim(block);
+  }
+
+  // A strip's queries, q[strip][width / 32][32 rows][32], and no outputs yet. Those of the next strip are fetched.
+  void open(std::int32_t panel) {
+    auto* row = reinterpret_cast<std::uint16_t*>(w_.s.row);
+    std::uint16_t* q = w_.s.q + static_cast<std::int64_t>(panel) * kPanel * w_.width;
+    for (std::int32_t r = 0; r < panels(panel) * kPanel; ++r) {
+      fetch_query(w_, panel * kPanel + kStrip + r);
+      stage_query(w_, panel * kPanel + r, row);
+      for (std::int32_t c = 0; c < w_.width; c += kPair)
+        _mm512_store_si512(q + c * kStrip + r * kPair, _mm512_loadu_si512(row + c));
+    }
+    std::fill(w_.s.o + w_.o_panel(panel, 0), w_.s.o + w_.o_panel(panel + panels(panel), 0), 0.0f);
+  }
+
+  // Writes the rows of a strip that has seen everything.
+  void close(std::int32_t panel) {
+    closed_[panel / 2] = true;
+    for (std::int32_t i = panel; i < panel + panels(panel); ++i) fold_panel(i, w_.folded);
+    finish_rows(w_.piece, panel * kPanel, panel * kPanel + rows(panel), w_.s.max_log2, w_.s.sum, [&](std::int32_t r) {
+      gather_panels(w_, r, w_.s.row);
+      return w_.s.row;
     });
+  }
+
+  // Scores a cell beside the softmax of the one before, and ends the strip of that one if it was its last.
+  HWY_INLINE void score(std::int32_t panel, std::int32_t t) {
+    turn_ ^= 1;
+    const Cell next{.block = now_, .panel = panel, .rows = rows(panel), .t = t, .s = w_.s.s[turn_]};
+    const Product product = scores(w_, next);
+    AbsorbCell absorb(w_, last_);
+    const auto share = static_cast<std::int32_t>(ceil_div(last_.rows, Math::turns(product)));
+    Math::multiply(
+        product, [&]() __attribute__((always_inline)) { absorb.rows(share); });
     absorb.finish();
-    accumulate(aside);
-    now_ = next;
-    for (std::int32_t i = 0; i < next.panels; ++i) raise_cell(i);
+    accumulate();
+    last_ = next;
   }
 
   // Everything scored is in the outputs.
   void drain() {
-    AbsorbCell(w_, now_).finish();
-    accumulate([] {});
-    now_ = {};
+    AbsorbCell(w_, last_).finish();
+    accumulate();
+    last_ = {};
   }
 
- private:
-  // Adds the strip of now_ to the outputs, if now_ is its last cell.
-  template <class Aside>
-  HWY_INLINE void accumulate(const Aside& aside) {
-    if (now_.block == nullptr || !now_.ends_strip()) return;
-    rescale_strip();
-    for (std::int32_t column = 0; column < w_.column_panels; column += Math::kColumns)
-      Math::accumulate_strip(w_, *now_.block, now_.panel, column, w_.s.p, aside);
+  static Product scores(const Work& w, const Cell& cell) {
+    return {.a = w.s.q + static_cast<std::int64_t>(cell.panel) * kPanel * w.width,
+            .b = cell.block->k + static_cast<std::int64_t>(cell.t) * w.width,
+            .c = cell.s,
+            .b_panel = static_cast<std::int64_t>(kPanel) * w.width,
+            .c_row_panel = Cell::kTile,
+            .c_column_panel = 2 * Cell::kTile,
+            .rows = cell.rows,
+            .column_panels = 2,
+            .depth = w.width,
+            .add = false};
+  }
+  static Product values(const Work& w, const Cell& cell, std::int32_t depth) {
+    return {.a = w.s.p,
+            .b = cell.block != nullptr ? cell.block->v : nullptr,
+            .c = w.s.o + w.o_panel(cell.panel, 0),
+            .b_panel = w.s.v_panel,
+            .c_row_panel = w.o_panel(1, 0),
+            .c_column_panel = Cell::kTile,
+            .rows = cell.rows,
+            .column_panels = w.column_panels,
+            .depth = depth,
+            .add = true};
   }
 
-  // References of a panel of the cell just scored.
-  HWY_INLINE void raise_cell(std::int32_t i) {
-    const std::int32_t panel = now_.panel + i, row = panel * kPanel, first = now_.first(), tokens = now_.tokens();
-    const std::int32_t* bound = w_.s.bound + row;
-    const PanelState state{w_.s.max_log2 + row, w_.s.sum + row, bound};
-    const VF32 best = panel_maxima(now_.s + i * Cell::kScores, first, tokens, needs_mask(bound, first + tokens), bound);
-    if (!raise_panel(best, w_.piece.score_scale * kLog2e, state, w_.s.factor + row)) return;
-    for (std::int32_t r = row; r < row + kPanel; ++r) {
-      w_.s.lag[r] *= w_.s.factor[r];
-      if (w_.folded) w_.s.total_sum[r] *= w_.s.factor[r];
+  // Adds the strip of the last cell to the outputs if it ends there, beside the staging of the next block. (That has to
+  // wait while values of the block before are in the place of the next one's.)
+  HWY_INLINE void accumulate() {
+    const Cell& cell = last_;
+    if (cell.block == nullptr || !cell.ends_strip()) return;
+    for (std::int32_t panel = cell.panel; panel < cell.panel + cell.panels(); ++panel) catch_up(panel);
+    const bool stages = cell.block == now_;
+    Math::multiply(
+        values(w_, cell, cell.block->extent[cell.panel / 2]), [&]() __attribute__((always_inline)) {
+          if (stages) staging_.turn();
+        });
+    if (cell.block->last[cell.panel / 2]) close(cell.panel);
+  }
+
+  // Outputs of a panel in which references rose, before its probabilities are added.
+  HWY_INLINE void catch_up(std::int32_t panel) {
+    float* lag = w_.s.lag + panel * kPanel;
+    const __m512 one = _mm512_set1_ps(1.0f);
+    if (_mm512_cmpneq_ps_mask(_mm512_load_ps(lag), one) == 0) return;
+    rescale_panel(w_, w_.s.o, panel, lag);
+    if (w_.folded) rescale_panel(w_, w_.s.total_o, panel, lag);
+    _mm512_store_ps(lag, one);
+  }
+
+  // Moves the running sums of a panel into the totals (kFoldTokens), and its outputs if it is in parts.
+  HWY_INLINE void fold_panel(std::int32_t panel, bool outputs) {
+    for (std::int32_t r = panel * kPanel; r < (panel + 1) * kPanel; ++r) {
+      float* lanes = w_.s.lane_sum + static_cast<std::int64_t>(r) * kPanel;
+      w_.s.sum[r] += _mm512_reduce_add_ps(_mm512_load_ps(lanes));
+      _mm512_store_ps(lanes, _mm512_setzero_ps());
     }
-    lags_ = true;
-    // Probabilities of this strip's earlier cells.
-    std::uint16_t* p = w_.s.p + i * Cell::kProbabilities;
-    for (std::int32_t t = 0; t < now_.t; t += kPair)
-      for (std::int32_t r = 0; r < kPanel; ++r, p += kPair) {
-        const __m512 factor = _mm512_set1_ps(w_.s.factor[row + r]);
-        const __m512i pairs = _mm512_loadu_si512(p);
-        const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
-        const __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(~0xffff)));
-        _mm512_storeu_si512(p, pair_bf16(_mm512_mul_ps(even, factor), _mm512_mul_ps(odd, factor)));
-      }
-  }
-
-  // Outputs of a strip whose references rose, before its probabilities are added.
-  HWY_INLINE void rescale_strip() {
-    if (!lags_) return;
-    lags_ = false;
-    for (std::int32_t panel = now_.panel; panel < now_.panel + now_.panels; ++panel) {
-      const std::int32_t row = panel * kPanel;
-      rescale_panel(w_, w_.s.o, panel, w_.s.lag + row);
-      if (w_.folded) rescale_panel(w_, w_.s.total_o, panel, w_.s.lag + row);
-      std::fill(w_.s.lag + row, w_.s.lag + row + kPanel, 1.0f);
-    }
+    if (!outputs) return;
+    const std::int64_t at = w_.o_panel(panel, 0);
+    fold(w_.s.total_o + at, w_.s.o + at, w_.o_panel(1, 0), !w_.folded);
   }
 
   Work& w_;
-  Cell now_;  // the cell scored last
+  Staging staging_;
+  Block blocks_[3] = {};
+  Block* now_ = nullptr;
+  Cell last_;  // scored last
   std::int32_t turn_ = 0;
-  bool lags_ = false;  // some lag of the strip of now_ is not 1
+  bool closed_[kMaxRows / kStrip] = {};
 };
 
 template <class Math>
 HWY_INLINE void run_prefill_with(const Piece& piece) {
-  const std::int32_t begin = piece.record.kv_begin, end = piece.record.kv_end;
   Carver carver(piece.scratch);
   Work w = open_work(piece, carver);
-  // The first two blocks are fetched beside the queries, all others two blocks before they are used.
-  Prefetch keys(piece.keys, row_bytes(piece.shape.format, piece.shape.width));
-  Prefetch values(piece.values, row_bytes(piece.shape.format, piece.shape.v_width));
-  keys.aim(begin, std::min(begin + 2 * kPrefillStep, end));
-  values.aim(begin, std::min(begin + 2 * kPrefillStep, end));
-  const std::int32_t first_keys = keys.share(2 * kPrefillStep, w.rows);
-  const std::int32_t first_values = values.share(2 * kPrefillStep, w.rows);
-  pack_query(w, [&] {
-    keys.lines(first_keys);
-    values.lines(first_values);
-  });
-  Strips<Math> strips(w);
-
-  // Block j is blocks[j % 3]. Its keys are in use until its last score, its values until its last strip is accumulated,
-  // which is with the first cell of block j + 1. There is one: the last row of a tile sees all tokens of its piece.
-  Block blocks[3] = {};
-  if (begin < end) {
-    blocks[0].k = w.s.k[0], blocks[0].v = w.s.v[0];
-    aim(w, blocks[0], begin);
-    StageKeys(w, blocks[0], true).finish();
-    PairUp(w, blocks[0]).finish();
-  }
-  const auto strip_count = static_cast<std::int32_t>(ceil_div(w.panels, 2));
-  const std::int32_t cells = strip_count * (kPrefillStep / kPair);
-  const auto column_groups = static_cast<std::int32_t>(ceil_div(w.column_panels, Math::kColumns));
-  const std::int32_t turns = cells * Math::score_cell_turns(w) + strip_count * column_groups * Math::kStripTurns;
-  const std::int32_t key_lines = keys.share(kPrefillStep, turns), value_lines = values.share(kPrefillStep, turns);
-  Pace stage_pace(kPrefillStep, cells), pair_pace(PairUp::slices(w), cells);
-
-  std::int32_t j = 0;
-  for (std::int32_t first = begin; first < end; first += kPrefillStep, ++j) {
-    Block &now = blocks[j % 3], &next = blocks[(j + 1) % 3];
-    const bool more = first + kPrefillStep < end;
-    if (more) {
-      next.k = w.s.k[(j + 1) % 2], next.v = w.s.v[(j + 1) % 2];
-      aim(w, next, first + kPrefillStep);
-    }
-    StageKeys stage(w, next, more);
-    PairUp pairs(w, next, more);
-    keys.aim(first + 2 * kPrefillStep, std::min(first + 3 * kPrefillStep, end));
-    values.aim(first + 2 * kPrefillStep, std::min(first + 3 * kPrefillStep, end));
-    for (std::int32_t panel = 0; panel < w.panels; panel += 2)
-      for (std::int32_t t = 0; t < now.extent[panel / 2]; t += kPair) {
-        strips.score(now, panel, t, [&] {
-          keys.lines(key_lines);
-          values.lines(value_lines);
-        });
-        stage_pace.turn(stage);
-        pair_pace.turn(pairs);
-      }
-    stage.finish();
-    pairs.finish();
-    if (more && (first + kPrefillStep - begin) % kFoldTokens == 0) {
-      strips.drain();
-      fold_sums(w);
-    }
-  }
-  strips.drain();
-  finish_work<Math>(w);
+  Strips<Math>(w).run();
 }
 
 }  // namespace latte::cpu::HWY_NAMESPACE::bf16

@@ -104,7 +104,7 @@ HWY_INLINE void fold_sums(Work& w) {
 template <class Math>
 HWY_INLINE void finish_work(Work& w) {
   if (w.folded) fold_sums(w);
-  finish_rows(w.piece, w.s.max_log2, w.folded ? w.s.total_sum : w.s.sum, [&](std::int32_t r) {
+  finish_rows(w.piece, 0, w.rows, w.s.max_log2, w.folded ? w.s.total_sum : w.s.sum, [&](std::int32_t r) {
     Math::gather_row(w, r, w.s.row);
     return w.s.row;
   });
