@@ -1,5 +1,5 @@
-// A call of decode or prefill: every worker walks its records of the plan; whoever finishes a tile's last piece joins
-// its partials, in the plan's order.
+// A call of decode or prefill: every worker walks its records of the plan, and then those that others have not begun;
+// whoever finishes a tile's last piece joins its partials, in the plan's order.
 //
 // Op supplies
 //   call           with `kernel`, `plan`, `out` and `workspace`
@@ -17,6 +17,7 @@ namespace latte::cpu {
 // How the workspace is divided. Counters first, so that their place does not depend on anything else.
 struct Workspace {
   std::int32_t* arrived;  // [tiles]: pieces of the tile that are done
+  std::int32_t* begun;    // [workers]: records of the worker's share that somebody has begun, or more
   float* partial_lse;
   float* partial_out;
   std::byte* scratch;
@@ -26,6 +27,7 @@ struct Workspace {
             std::size_t bytes_per_worker)
       : scratch_bytes(bytes_per_worker) {
     arrived = carver.take<std::int32_t>(tiles);
+    begun = carver.take<std::int32_t>(workers);
     partial_lse = carver.take<float>(partial_rows);
     partial_out = carver.take<float>(partial_rows * v_width);
     scratch = carver.take<std::byte>(static_cast<std::int64_t>(bytes_per_worker) * workers);
@@ -63,6 +65,7 @@ class Walk {
  public:
   explicit Walk(const Op& op) : op_(op), plan_(*op.call.plan), workspace_(divide()) {
     std::memset(workspace_.arrived, 0, plan_.reduce_final_map.size() * sizeof(std::int32_t));
+    std::memset(workspace_.begun, 0, static_cast<std::size_t>(plan_.workers()) * sizeof(std::int32_t));
   }
 
   void run(Workers& workers) { workers.run(plan_.workers(), run_worker, this); }
@@ -80,13 +83,22 @@ class Walk {
 
   static void run_worker(void* opaque, std::int32_t worker) {
     const Walk& walk = *static_cast<const Walk*>(opaque);
-    const Plan& plan = walk.plan_;
-    const auto w = static_cast<std::size_t>(worker);
+    const std::int32_t workers = walk.plan_.workers();
+    std::byte* scratch = walk.workspace_.scratch + static_cast<std::size_t>(worker) * walk.workspace_.scratch_bytes;
     walk.op_.call.kernel->enter();
-    for (std::int32_t i = plan.work_indptr[w]; i < plan.work_indptr[w + 1]; ++i)
-      walk.run_record(plan.work_info_set[static_cast<std::size_t>(i)],
-                      walk.workspace_.scratch + w * walk.workspace_.scratch_bytes);
+    for (std::int32_t i = 0; i < workers; ++i)
+      walk.run_share(static_cast<std::size_t>((worker + i) % workers), scratch);
     walk.op_.call.kernel->leave();
+  }
+
+  // What is left of a worker's share. A processor that something else needs too may be slower than the plan thinks.
+  void run_share(std::size_t owner, std::byte* scratch) const {
+    const std::int32_t first = plan_.work_indptr[owner], count = plan_.work_indptr[owner + 1] - first;
+    std::atomic_ref begun(workspace_.begun[owner]);
+    while (begun.load(std::memory_order_relaxed) < count) {
+      const std::int32_t next = begun.fetch_add(1, std::memory_order_relaxed);
+      if (next < count) run_record(plan_.work_info_set[static_cast<std::size_t>(first + next)], scratch);
+    }
   }
 
   void run_record(const WorkRecord& record, std::byte* scratch) const {
