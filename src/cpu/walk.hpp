@@ -14,7 +14,7 @@
 
 namespace latte::cpu {
 
-// How the workspace is divided. Counters first, so that their place does not depend on anything else.
+// How the workspace is divided.
 struct Workspace {
   std::int32_t* arrived;  // [tiles]: pieces of the tile that are done
   std::int32_t* begun;    // [workers]: records of the worker's share that somebody has begun, or more

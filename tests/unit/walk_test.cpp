@@ -120,7 +120,9 @@ TEST(WalkThreads, WhatASlowWorkerHasNotBegunIsDoneByOthers) {
 }
 
 TEST(WalkThreads, EveryRecordIsRunOnceWhoeverHasIt) {
-  std::mt19937 random(std::random_device{}());
+  const auto seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
   for (int round = 0; round < 200; ++round) {
     std::vector<std::int32_t> counts(1 + random() % 6);
     for (std::int32_t& count : counts) count = static_cast<std::int32_t>(random() % 11);

@@ -182,7 +182,8 @@ struct Amx {
       Tiles::template zero<number>();
   }
 
-  // Prefill's products, with four tiles: three loads for two products, but beside a busy sibling faster than 2 x 2.
+  // Prefill's products, with four tiles. That is three loads for two products; beside a busy sibling a loop of them is
+  // faster than one of 2 x 2, and the kernel not slower (docs/kernels/prefill_cpu.md).
   template <class Aside>
   HWY_INLINE static void multiply(const Product& product, const Aside& aside) {
     if (product.rows > kPanel) {

@@ -113,8 +113,8 @@ struct Avx512 {
   }
 
   // Prefill's products, eight rows x two panels of columns at a time.
-  template <std::int32_t columns>
   HWY_INLINE static void multiply_block(const Product& product, std::int32_t row, std::int32_t column) {
+    constexpr std::int32_t columns = 2;
     const std::uint16_t* a = product.a + row * kPair;
     const std::uint16_t* b = product.b + column * product.b_panel;
     float* c = product.c + row / kPanel * product.c_row_panel + column * product.c_column_panel + row % kPanel * kPanel;
@@ -140,7 +140,7 @@ struct Avx512 {
   HWY_INLINE static void multiply(const Product& product, const Aside& aside) {
     for (std::int32_t column = 0; column < product.column_panels; column += 2)
       for (std::int32_t row = 0; row < product.rows; row += kBlock) {
-        multiply_block<2>(product, row, column);
+        multiply_block(product, row, column);
         aside();
       }
   }

@@ -52,17 +52,17 @@ struct Scratch {
     for (std::uint16_t*& block : v)
       block = carver.take<std::uint16_t>(round_up(v_width, 2 * kPanel) / kPanel * v_panel);
     p = carver.take<std::uint16_t>((decode ? std::max<std::int64_t>(padded, 4 * kPanel) : kStrip) * step);
-    pairs = carver.take<std::uint32_t>(kStep / 2 * kPanel);
+    pairs = carver.take<std::uint32_t>(decode ? kStep / 2 * kPanel : 0);
     for (float*& block : s) block = carver.take<float>(decode ? padded * kStep : kStrip * kPair);
     o = carver.take<float>(padded * round_up(v_width, 2 * kPanel));
     total_o = carver.take<float>(padded * round_up(v_width, 2 * kPanel));
     row = carver.take<float>(std::max(width, 2 * kPair) + v_width);
     max_log2 = carver.take<float>(padded);
     sum = carver.take<float>(padded);
-    total_sum = carver.take<float>(padded);
-    factor = carver.take<float>(padded);
-    for (float*& block : best) block = carver.take<float>(padded);
-    lag = carver.take<float>(padded);
+    total_sum = carver.take<float>(decode ? padded : 0);
+    factor = carver.take<float>(decode ? padded : 0);
+    for (float*& block : best) block = carver.take<float>(decode ? padded : 0);
+    lag = carver.take<float>(decode ? 0 : padded);
     lane_sum = carver.take<float>(decode ? 0 : padded * kPanel);
     bound = carver.take<std::int32_t>(padded);
   }
@@ -124,7 +124,7 @@ struct Block {
   std::int32_t first = 0, tokens = 0;
   std::int32_t extent[kMaxRows / (2 * kPanel)];  // tokens, in whole pairs of panels, that some row of two panels sees
   bool last[kMaxRows / (2 * kPanel)];            // whether none of their rows sees anything behind this block
-  KeyTile keys[std::max(kStep, kPrefillStep) / kPanel];
+  KeyTile keys[kStep / kPanel];
 
   std::int32_t padded() const { return static_cast<std::int32_t>(round_up(tokens, kPair)); }
 };

@@ -93,10 +93,10 @@ HWY_INLINE void ds_mla_to_bf16(const std::byte* token, float* row, std::uint16_t
 }
 
 // What each row sees, and nothing seen yet. Rows past the end see everything.
-HWY_INLINE void reset_rows(Work& w) {
+HWY_INLINE void reset_rows(Work& w, float reference) {
   for (std::int32_t r = 0; r < w.panels * kPanel; ++r) {
     w.s.bound[r] = r < w.rows ? w.piece.visible(r) : std::numeric_limits<std::int32_t>::max();
-    w.s.max_log2[r] = kNegInf;
+    w.s.max_log2[r] = reference;
     w.s.sum[r] = 0;
   }
 }
@@ -132,7 +132,7 @@ HWY_INLINE void stage_query(const Work& w, std::int32_t r, std::uint16_t* dst) {
 
 // Decode's queries, q[panel][width / 2][16 rows][2]: the rows' value pairs, transposed.
 HWY_INLINE void pack_query(Work& w) {
-  reset_rows(w);
+  reset_rows(w, kNegInf);
   std::uint16_t* rows = w.s.k[0];  // not in use yet: 16 rows side by side
   for (std::int32_t panel = 0; panel < w.panels; ++panel) {
     for (std::int32_t i = 0; i < kPanel; ++i) {

@@ -21,7 +21,7 @@
 // bf16, where they no longer matter much. The outputs wait until their strip is accumulated (Scratch::lag).
 //
 // Budget for 512 rows and 256 tokens a step at 192/128. L1: q of a strip 12 KB, a cell's keys 12, s 2 x 4, then p 16,
-// a column panel of v 8, its o 2. L2: q 197, k 2 x 98, v 2 x 66, o 262, lane sums 33 = 820 KB.
+// two column panels of v 16, their o 4. L2: q 197, k 2 x 98, v 2 x 66, o 262, lane sums 33 = 820 KB.
 #pragma once
 
 #include <cmath>
@@ -208,8 +208,7 @@ class Strips {
  public:
   explicit Strips(Work& w)
       : w_(w), staging_(w, Math::turns(values(w, {.rows = std::min(kStrip, w.rows)}, kPrefillStep)) * strips()) {
-    reset_rows(w);
-    std::fill(w.s.max_log2, w.s.max_log2 + w.panels * kPanel, kNoReference);
+    reset_rows(w, kNoReference);
     std::fill(w.s.lag, w.s.lag + w.panels * kPanel, 1.0f);
     std::fill(w.s.lane_sum, w.s.lane_sum + w.panels * kPanel * kPanel, 0.0f);
   }
@@ -217,7 +216,8 @@ class Strips {
   void run() {
     const std::int32_t begin = w_.piece.record.kv_begin, end = w_.piece.record.kv_end;
     // Block j is blocks[j % 3]. Its keys are in use until its last score, its values until its last strip is added,
-    // which is with the first cell of block j + 1; only then those of block j + 2 take their place.
+    // which is with the first cell of block j + 1; only then those of block j + 2 take their place. There is such a
+    // cell: the last row of a tile sees all tokens of its piece.
     for (std::int32_t r = 0; r < std::min(kStrip, w_.rows); ++r) fetch_query(w_, r);
     if (begin < end) stage(0, begin);
     staging_.finish();
