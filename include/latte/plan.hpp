@@ -125,7 +125,7 @@ inline constexpr std::int32_t kPlanVersion = 1;
 // A view over one buffer of int32 words; the six arrays keep the names users of persistent MLA know.
 struct Plan {
   std::span<const std::int32_t> work_meta_data;      // [kMetaFields]
-  std::span<const std::int32_t> work_indptr;         // [workers + 1]: worker w runs records [w] .. [w+1]-1
+  std::span<const std::int32_t> work_indptr;         // [workers + 1]: records [w] .. [w+1]-1 are worker w's
   std::span<const WorkRecord> work_info_set;         // [records]
   std::span<const std::int32_t> reduce_indptr;       // [tiles + 1]: CSR into reduce_partial_map; zero step = not split
   std::span<const RowRange> reduce_final_map;        // [tiles]: output rows of the tile

@@ -114,7 +114,7 @@ class Prefetch {
 };
 
 // Up to a step of tokens on their way through the kernel. Decode has two in flight: one is scored while the other is
-// absorbed. Prefill has three, without s, p and best, of which it has no more than a strip needs.
+// absorbed. Prefill has three, without s, p, best and keys, of which it has no more than a strip needs.
 struct Block {
   float* s;          // scores
   std::uint16_t* k;  // keys that could not be used in place

@@ -154,14 +154,13 @@ class Staging {
         value_lines_(w.piece.values, row_bytes(w.piece.shape.format, w.piece.shape.v_width)),
         keys_(w),
         values_(w),
-        parts_(std::max(turns / kTurns, 1)),
-        key_pace_(TurnKeys::slices(w), parts_),
-        value_pace_(PairUp::slices(w), parts_),
-        line_pace_(kPrefillStep, parts_) {
+        key_pace_(TurnKeys::slices(w), turns / kTurns),
+        value_pace_(PairUp::slices(w), turns / kTurns),
+        token_pace_(kPrefillStep, turns / kTurns) {
     const std::int32_t begin = w.piece.record.kv_begin, end = w.piece.record.kv_end;
     key_lines_.aim(begin, end);
     value_lines_.aim(begin, end);
-    for (std::int32_t t = 0; t < kAhead; ++t) fetch_token();
+    for (std::int32_t t = 0; t < kAhead; ++t) step();
   }
 
   void aim(const Block& block) {
@@ -178,27 +177,25 @@ class Staging {
   }
 
   // Fetches a token into L2.
-  HWY_INLINE void step() { fetch_token(); }
+  HWY_INLINE void step() {
+    key_lines_.lines(key_lines_.share(1, 1));
+    value_lines_.lines(value_lines_.share(1, 1));
+  }
 
  private:
   static constexpr std::int32_t kTurns = 4;   // of the products, for every part
   static constexpr std::int32_t kAhead = 64;  // tokens that are fetched before they are read
 
   HWY_NOINLINE void part() {
-    line_pace_.turn(*this);
+    token_pace_.turn(*this);
     key_pace_.turn(keys_);
     value_pace_.turn(values_);
-  }
-  HWY_INLINE void fetch_token() {
-    key_lines_.lines(key_lines_.share(1, 1));
-    value_lines_.lines(value_lines_.share(1, 1));
   }
 
   Prefetch key_lines_, value_lines_;
   TurnKeys keys_;
   PairUp values_;
-  const std::int32_t parts_;
-  Pace key_pace_, value_pace_, line_pace_;
+  Pace key_pace_, value_pace_, token_pace_;
   std::uint32_t turn_ = 0;
 };
 
