@@ -3,7 +3,11 @@
 add_library(latte_options INTERFACE)
 target_compile_features(latte_options INTERFACE cxx_std_20)
 # nvcc takes none of these as they are; src/cuda has its own.
-target_compile_options(latte_options INTERFACE $<$<COMPILE_LANGUAGE:C,CXX>:-Wall -Wextra -Wshadow -Werror>)
+target_compile_options(latte_options INTERFACE $<$<COMPILE_LANGUAGE:C,CXX>:-Wall -Wextra -Wshadow>)
+# Not where latte is part of somebody else's build, which may have a compiler that warns of more.
+if(PROJECT_IS_TOP_LEVEL)
+  target_compile_options(latte_options INTERFACE $<$<COMPILE_LANGUAGE:C,CXX>:-Werror>)
+endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # Designated initialisers leave fields to their defaults on purpose; only g++ minds. -Wrestrict of g++ 12 reports
   # std::string's own operator+ (GCC bug 105329).

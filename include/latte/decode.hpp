@@ -140,11 +140,9 @@ struct DecodeArgs {
   const float* kv_scale_ptr = nullptr;  // read at run time instead of kv_scale
   std::span<std::byte> workspace{};     // empty = the slot's own
   Stream stream = nullptr;              // where to queue the work on a device
-  // The kernel may fetch what is older than the step while the one queued before it still runs. It waits by itself
-  // before it reads q or the cache slots of the step's own tokens (a request's last ones, as many as it has query
-  // tokens). Only where the kernel before writes nothing else decode reads: no older slot, not the plan, the lengths or
-  // the page table. Without it the launch still may be a programmatic dependent one: it waits for the kernel
-  // queued before it, and if that one is such a launch too, it must have waited for its own predecessor, as is usual.
+  // cuda: read the plan, lengths, the page table and older cache slots while the kernel queued before still runs. That
+  // one may then write nothing of these: only q and the slots of the step's own tokens (a request's last ones, as many
+  // as it has query tokens), for which decode waits.
   bool overlap_previous = false;
 };
 
@@ -153,7 +151,9 @@ struct DecodeArgs {
 // checked, and what comes out otherwise is undefined.
 // One thread at a time per slot; different slots may run at once.
 // On a device every address, the page table's included, is a device address, bases and outer strides are multiples of
-// 16 bytes, and the call returns when the work is queued.
+// 16 bytes, and the call returns when the work is queued. The launch may be a programmatic dependent one: it waits for
+// the kernel queued before it, and if that is such a launch too, it must itself have waited for the one before
+// (griddepcontrol.wait), as is usual.
 Status decode(const DecodeMetadata& metadata, const DecodeArgs& args);
 
 }  // namespace latte

@@ -125,7 +125,7 @@ LATTE_API latte_code latte_backend_open(const latte_backend_options* options, la
 /* Builders made on the backend stay valid. NULL is fine. */
 LATTE_API latte_code latte_backend_close(latte_backend* backend, latte_error* error);
 LATTE_API latte_code latte_backend_info(const latte_backend* backend, latte_machine_info* info, latte_error* error);
-/* index in [0, kernel_count), best first. */
+/* index in [0, kernel_count). cpu: best first; cuda: those for the smallest tiles first. */
 LATTE_API latte_code latte_backend_kernel(const latte_backend* backend, int32_t index, latte_kernel_info* info,
                                           latte_error* error);
 /* Waits until everything queued in the stream is done, and tells what went wrong on the device since it was last asked:
@@ -200,11 +200,13 @@ typedef struct latte_builder latte_builder;
 typedef struct latte_builder_options {
   uint32_t size;
   int32_t policy;
-  int32_t policy_n; /* uniform: splits of every tile; batch_invariant: KV tokens a chunk, 0 = the kernel's choice */
-  int32_t slots;    /* steps in flight at once; each has its own plan and workspace */
+  /* uniform: splits of every tile; batch_invariant: KV tokens a chunk, 0 = the kernel's choice in decode, never cut in
+     prefill */
+  int32_t policy_n;
+  int32_t slots;         /* steps in flight at once; each has its own plan and workspace */
   int32_t own_workspace; /* 0: the caller passes one to latte_decode */
-  int32_t validate;      /* cuda: 1 = a kernel looks at lengths and page ids before every decode and prefill */
-  void* plan_memory;     /* for the plans of all slots, as latte_builder_needs says; NULL = the builder allocates it */
+  int32_t validate; /* cuda: 1 = a kernel looks at lengths and page ids before every decode, and prefill with context */
+  void* plan_memory; /* for the plans of all slots, as latte_builder_needs says; NULL = the builder allocates it */
   uint64_t plan_memory_bytes;
 } latte_builder_options;
 #define LATTE_BUILDER_OPTIONS_INIT \
@@ -312,14 +314,14 @@ LATTE_API latte_code latte_builder_create(const latte_backend* backend, const la
 /* NULL is fine. */
 LATTE_API latte_code latte_builder_destroy(latte_builder* builder, latte_error* error);
 LATTE_API latte_code latte_builder_get_info(const latte_builder* builder, latte_builder_info* info, latte_error* error);
-/* Allocates nothing unless it fails; a failed build leaves the slot's last step valid. */
+/* Allocates nothing unless it fails; lengths that are refused leave the slot's last step valid. */
 LATTE_API latte_code latte_builder_build(latte_builder* builder, int32_t slot, const latte_lengths* lengths,
                                          latte_metadata* metadata, latte_error* error);
 /* Plans on the device, in the stream: can be captured in a graph. latte_metadata_plan shows an empty plan for it. */
 LATTE_API latte_code latte_builder_build_on_device(latte_builder* builder, int32_t slot,
                                                    const latte_device_lengths* lengths, latte_metadata* metadata,
                                                    latte_error* error);
-/* cuda: once for a workspace of the caller's, before its first use. */
+/* cuda: once for a workspace of the caller's, before its first use, and again after anyone else wrote to it. */
 LATTE_API latte_code latte_builder_init_workspace(const latte_builder* builder, void* workspace,
                                                   uint64_t workspace_bytes, void* stream, latte_error* error);
 LATTE_API latte_code latte_metadata_plan(const latte_metadata* metadata, latte_plan* plan, latte_error* error);

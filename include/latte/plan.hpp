@@ -38,8 +38,8 @@ enum class PolicyKind : std::uint8_t { balanced, uniform, batch_invariant };
 
 struct Policy {
   PolicyKind kind = PolicyKind::balanced;
-  // uniform: splits of every tile; batch_invariant: KV tokens a chunk (0 = the kernel's choice), which is rounded up to
-  // whole kv_blocks.
+  // uniform: splits of every tile. batch_invariant: KV tokens a chunk, rounded up to whole kv_blocks; 0 = the kernel's
+  // choice in decode, and tiles that are never cut in prefill.
   std::int32_t n = 0;
 
   static Policy balanced() { return {PolicyKind::balanced, 0}; }

@@ -57,7 +57,8 @@ class Workspace {
 
   // The slice of needs[need], uninitialised.
   Result<WorkspaceSlice> take(std::int32_t need);
-  // Who takes what shares memory with this slice comes after: on a device in the same stream, or behind it.
+  // Work on a slice that shares memory with this one has to come after this one's: on a device in the same stream, or
+  // in one that waits for it.
   Status give_back(const WorkspaceSlice& slice);
   // Whether the guard words of every slice that is taken are whole.
   Status check() const;

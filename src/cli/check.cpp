@@ -248,7 +248,7 @@ void add_check(CLI::App& app, Action& action) {
   command->add_flag("--quick", options->quick, "A sample of the grid: seconds instead of minutes");
   command->add_flag("--json", options->json, "One JSON object instead of tables");
   command->footer(
-      "Exit code 1 when a result is outside the contract's tolerance.\n"
+      "Exit code 1 when a result is outside its tolerance (docs/numerics.md).\n"
       "Examples:\n"
       "  latte check --quick\n"
       "  latte check --kernel avx2 --threads 1\n"

@@ -25,7 +25,7 @@ Status run_on_device(const Backend& backend, const DecodeMetadata& metadata, con
   return device.status;
 }
 
-// The contract's tolerance; for fp32 it grows with the largest score, which the oracle knows.
+// The tolerance of docs/numerics.md; for fp32 it grows with the largest score, which the oracle knows.
 testkit::Tolerance tolerance_of(const CapturedCall& call) {
   const testkit::DecodeCase formats{
       .kv_format = call.problem.kv_format, .q_dtype = call.problem.q_dtype, .out_dtype = call.problem.out_dtype};
@@ -91,7 +91,7 @@ void add_run(CLI::App& app, Action& action) {
       "Prefill: q [Tq,H,qk]; k [Tk,H,qk]; v [Tk,H,v]; query_start and kv_start [B+1]; optional q_scale, k_scale, "
       "v_scale\n"
       "(one number or [H]), expect.out, expect.lse. Metadata: op=prefill, scale, mask, math=auto|half|fp8.\n"
-      "Exit code 1 when the result is not within the contract's tolerance of expect.out and expect.lse.\n"
+      "Exit code 1 when the result is not within tolerance (docs/numerics.md) of expect.out and expect.lse.\n"
       "Examples:\n"
       "  latte capture --spec 4q1s1k --with-expect --out case.safetensors\n"
       "  latte run case.safetensors --out out.safetensors");

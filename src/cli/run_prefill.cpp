@@ -27,7 +27,7 @@ Status run_on_device(const Backend& backend, const PrefillMetadata& metadata, co
   return device.status;
 }
 
-// The contract's tolerance; for fp32 it grows with the largest score, which the oracle knows.
+// The tolerance of docs/numerics.md; for fp32 it grows with the largest score, which the oracle knows.
 testkit::Tolerance tolerance_of(const CapturedPrefill& call, PrefillMath ran) {
   const testkit::PrefillCase formats{.dtype = call.problem.dtype, .out_dtype = call.problem.out_dtype};
   double max_abs_score = 0;

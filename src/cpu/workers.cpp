@@ -67,7 +67,7 @@ std::int32_t available_threads() {
   return std::max(1, threads);
 }
 
-// A call is published by raising `epoch`; a worker that has done its part raises `done`. Whoever may sleep does so
+// A call is published by raising `epoch`; a worker that has done its part lowers `pending`. Whoever may sleep does so
 // under the mutex, and whoever wakes it passes through the mutex first, so no wake-up is lost.
 struct Workers::State {
   std::vector<std::thread> threads;

@@ -6,7 +6,8 @@
 //
 // Why it is within 1/8 of ideal (I = line / workers): a worker's share is I long; rounding moves each of its ends by at
 // most half a block; a share that begins inside a tile pays piece + split once more. So
-//     makespan <= ceil(I) + block + piece + split,  and block <= I / 8 when there are 8 blocks a worker.
+//     makespan <= ceil(I) + block + piece + split,  and block <= I / 8 when there are 8 blocks of the widest tile a
+//     worker.
 // Why it never loses to uniform(n): those with fewer than 2 * workers extra pieces are candidates. The others carry at
 // least 2 * workers * (piece + split) of extra cost, so their makespan is >= ceil(I) + 2 * (piece + split), and
 // piece + split >= block by the definition of split_ticks().

@@ -33,7 +33,7 @@ enum class Bounds : std::uint8_t {
   random,  // StepLengths::visible, drawn from the seed
 };
 
-// Contract, "Accuracy": out as a relative norm, lse absolute.
+// docs/numerics.md, "Tolerances": out as a relative norm, lse absolute.
 struct Tolerance {
   double out = 0;
   double lse = 0;

@@ -105,7 +105,6 @@ void add_page_edges_by_format(GridBuilder& grid) {
 void add_dtypes(GridBuilder& grid) {
   for (KvFormat format : kFormats) {
     std::vector<Dtype> q_dtypes(std::begin(kFloats), std::end(kFloats));
-    if (format == KvFormat::fp8_ds_mla) q_dtypes.pop_back();  // "q stays 16-bit"
     if (format == KvFormat::fp8_e4m3) q_dtypes.insert(q_dtypes.begin(), Dtype::fp8_e4m3);
     for (Dtype q_dtype : q_dtypes) {
       for (Dtype out_dtype : kFloats) {
@@ -185,7 +184,7 @@ DecodeCase random_case(std::uint64_t seed) {
   }
   choose_forms(c, rng);
   if (rng.chance(4)) c.out_dtype = rng.pick(kFloats);
-  if (rng.chance(4)) c.q_dtype = c.kv_format == KvFormat::fp8_ds_mla ? Dtype::f16 : rng.pick(kFloats);
+  if (rng.chance(4)) c.q_dtype = rng.pick(kFloats);
   if (c.kv_format == KvFormat::fp8_e4m3 && rng.chance(3)) c.q_dtype = Dtype::fp8_e4m3;
   c.kv_scale = static_cast<float>(0.25 + rng.uniform());
   c.q_scale = static_cast<float>(0.25 + rng.uniform());

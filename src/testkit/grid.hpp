@@ -13,7 +13,7 @@ enum class GridSize : std::uint8_t { quick, full };
 // The same list on every machine. The quick grid is a sample of the full one.
 std::vector<DecodeCase> case_grid(GridSize size);
 
-// Any case the contract allows, small enough for the oracle; the same for the same seed.
+// Any case that the interface allows, small enough for the oracle; the same for the same seed.
 DecodeCase random_case(std::uint64_t seed);
 
 }  // namespace latte::testkit

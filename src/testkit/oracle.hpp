@@ -1,4 +1,4 @@
-// The reference: the contract's formulas in fp64, one loop for each sum, over the same quantised inputs.
+// The reference: the formulas of docs/numerics.md in fp64, one loop for each sum, over the same quantised inputs.
 #pragma once
 
 #include <cstdint>

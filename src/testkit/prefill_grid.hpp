@@ -12,7 +12,7 @@ namespace latte::testkit {
 // The same list on every machine. The quick grid is a sample of the full one.
 std::vector<PrefillCase> prefill_grid(GridSize size);
 
-// Any case the contract allows, small enough for the oracle; the same for the same seed.
+// Any case that the interface allows, small enough for the oracle; the same for the same seed.
 PrefillCase random_prefill_case(std::uint64_t seed);
 
 }  // namespace latte::testkit

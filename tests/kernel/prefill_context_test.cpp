@@ -68,10 +68,10 @@ OracleResult written(const PrefillBatch& batch) {
 //
 // Where the tensors have 16 bits or fewer, kernels may round the weights as they round the output: to a format in which
 // a value lies, in the mean square, 0.42 u from what it was (an ulp / sqrt(12), over all significands), and so 0.6 u
-// from another rounding of it. The LSE keeps the contract's tolerance.
-Tolerance rounding(Dtype format, std::int32_t joins, const OracleResult& truth, const Tolerance& contract) {
+// from another rounding of it. The LSE keeps its tolerance.
+Tolerance rounding(Dtype format, std::int32_t joins, const OracleResult& truth, const Tolerance& usual) {
   if (format == Dtype::bf16 || format == Dtype::f16)
-    return {.out = std::ldexp(0.6, format == Dtype::bf16 ? -8 : -11), .lse = contract.lse};
+    return {.out = std::ldexp(0.6, format == Dtype::bf16 ? -8 : -11), .lse = usual.lse};
   double largest = 0;
   for (const double lse : truth.lse) largest = std::max(largest, std::fabs(lse));
   const double once = std::ldexp(1 + largest, -24);

@@ -96,7 +96,7 @@ HWY_INLINE VF32 finite_reference(const PanelState& state) {
   return hn::IfThenElse(hn::Eq(reference, hn::Set(d, kNegInf)), hn::Zero(d), reference);
 }
 
-// Whether any row of the panel has its bound inside [first, first + tokens).
+// Whether any row of the panel does not see all tokens before `end`.
 HWY_INLINE bool needs_mask(const std::int32_t* bound, std::int32_t end) {
   const I32 di;
   return !hn::AllFalse(di, hn::Lt(hn::LoadU(di, bound), hn::Set(di, end)));
