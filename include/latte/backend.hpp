@@ -33,10 +33,10 @@ struct KernelInfo {
 
 struct MachineInfo {
   std::string backend;
-  std::string cpu;           // the processor's name
+  std::string cpu;           // the name of the processor that computes
   std::int32_t threads = 0;  // cpu: worker threads; cuda: multiprocessors
   std::string features;
-  std::vector<KernelInfo> kernels;  // best first
+  std::vector<KernelInfo> kernels;  // cpu: best first; cuda: those for the smallest tiles first
   std::string device{};             // the GPU's name; empty on cpu
   std::string driver{};             // "driver 580.65.06, CUDA 13.0"; empty on cpu
   std::string note{};               // of a backend opened as auto: why it is not cuda; else empty
@@ -86,9 +86,7 @@ class Backend {
   // Whether tensors, page tables and slot mappings have to lie in a device's memory (latte/device.hpp helps).
   bool on_device() const;
   Support supports(const DecodeProblem& problem) const;
-  // How a problem would be planned here: the kernel's tile sizes and the cost constants of this machine.
-  Result<PlanConfig> plan_config(const DecodeProblem& problem, const Limits& limits, const Policy& policy = {}) const;
-  // The same with the kernel's name and the reasons for it.
+  // How a problem would be run here: the kernel, the reasons for it, and how its steps are planned.
   Result<KernelChoice> choose(const DecodeProblem& problem, const Limits& limits, const Policy& policy = {}) const;
   Support supports(const PrefillProblem& problem) const;
   Result<PrefillChoice> choose(const PrefillProblem& problem, const Limits& limits, const Policy& policy = {}) const;

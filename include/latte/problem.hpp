@@ -17,6 +17,7 @@ enum class KvFormat : std::uint8_t {
   fp8_e4m3,    // latent + rope e4m3 bytes; value = stored * kv_scale
   fp8_ds_mla,  // 656 bytes: 512 e4m3, 4 fp32 scales (one per 128 values), 64 bf16 rope values
 };
+inline constexpr KvFormat kLastKvFormat = KvFormat::fp8_ds_mla;
 
 enum class Mask : std::uint8_t {
   causal,  // bottom-right aligned: query j of n sees KV positions <= seq_len - n + j

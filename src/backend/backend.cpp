@@ -99,13 +99,6 @@ Result<PrefillChoice> Backend::choose(const PrefillProblem& problem, const Limit
   return backend::completed(impl_->choose(problem, limits, policy));
 }
 
-Result<PlanConfig> Backend::plan_config(const DecodeProblem& problem, const Limits& limits,
-                                        const Policy& policy) const {
-  const auto choice = choose(problem, limits, policy);
-  if (!choice.ok()) return choice.status();
-  return choice->plan;
-}
-
 Result<Ceilings> Backend::measure_ceilings(std::string_view kernel) const { return impl_->measure_ceilings(kernel); }
 
 Status Backend::synchronize(Stream stream) const {

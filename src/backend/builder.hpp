@@ -20,7 +20,7 @@ struct Slot {
   // Matches the metadata of the last build. 0 = never built, or being built right now.
   std::atomic<std::uint64_t> generation{0};
   std::uint64_t builds = 0;
-  std::unique_ptr<StepMemory> memory;
+  std::unique_ptr<DecodeStep> memory;
   // Of a step that was planned on the host.
   Plan plan;
   std::span<const std::int32_t> seq_lens, query_start, visible;

@@ -96,7 +96,7 @@ Status read_problem(const latte_problem* given, DecodeProblem& problem) {
   problem.page_size = full.page_size;
   LATTE_RETURN_IF_ERROR(read_enum(full.q_dtype, Dtype::u8, "q_dtype", problem.q_dtype));
   LATTE_RETURN_IF_ERROR(read_enum(full.out_dtype, Dtype::u8, "out_dtype", problem.out_dtype));
-  LATTE_RETURN_IF_ERROR(read_enum(full.kv_format, KvFormat::fp8_ds_mla, "kv_format", problem.kv_format));
+  LATTE_RETURN_IF_ERROR(read_enum(full.kv_format, kLastKvFormat, "kv_format", problem.kv_format));
   return read_enum(full.mask, Mask::none, "mask", problem.mask);
 }
 

@@ -81,7 +81,7 @@ struct WorkspaceDelete {
   void operator()(std::byte* bytes) const { ::operator delete[](bytes, std::align_val_t{kWorkspaceAlignment}); }
 };
 
-class CpuStep final : public StepMemory {
+class CpuStep final : public DecodeStep {
  public:
   // Nothing is filled: large limits cost address space, not memory.
   CpuStep(cpu::Workers& workers, const cpu::Kernel& kernel, const Builder& builder, std::int32_t* words,
@@ -183,11 +183,11 @@ std::size_t CpuImpl::workspace_bytes(const DecodeProblem& problem, const PlanCon
   return kernel.ok() ? cpu::workspace_bytes(**kernel, problem, config, sizes) : 0;
 }
 
-Result<std::unique_ptr<StepMemory>> CpuImpl::make_step(const Builder& builder, const BuilderOptions& options,
+Result<std::unique_ptr<DecodeStep>> CpuImpl::make_step(const Builder& builder, const BuilderOptions& options,
                                                        std::int32_t* words) {
   const auto kernel = find_kernel(kernel_, builder.problem);
   if (!kernel.ok()) return kernel.status();
-  return std::unique_ptr<StepMemory>(
+  return std::unique_ptr<DecodeStep>(
       std::make_unique<CpuStep>(workers_, **kernel, builder, words, options.own_workspace));
 }
 

@@ -25,7 +25,7 @@ class CpuImpl final : public Impl {
   Result<KernelChoice> choose(const DecodeProblem& problem, const Limits& limits, const Policy& policy) const override;
   std::size_t workspace_bytes(const DecodeProblem& problem, const PlanConfig& config,
                               const PlanSizes& sizes) const override;
-  Result<std::unique_ptr<StepMemory>> make_step(const Builder& builder, const BuilderOptions& options,
+  Result<std::unique_ptr<DecodeStep>> make_step(const Builder& builder, const BuilderOptions& options,
                                                 std::int32_t* words) override;
   Status init_workspace(const Builder& /*builder*/, std::span<std::byte> /*workspace*/, Stream /*stream*/) override {
     return {};

@@ -12,31 +12,10 @@
 namespace latte::backend {
 namespace {
 
-// Every kernel that some problem gets, found by asking; the ones for the smallest tiles first.
-std::vector<KernelInfo> list_kernels(std::int32_t multiprocessors) {
+std::vector<KernelInfo> list_kernels() {
   std::vector<KernelInfo> kernels;
-  const Limits limits{.max_requests = 1, .max_kv_tokens = 1};
-  for (std::int32_t heads = 1; heads <= 128; ++heads)
-    for (std::int32_t page_size : {64, 1})
-      for (Dtype dtype : {Dtype::bf16, Dtype::f16})
-        for (std::int32_t latent : {512, 256}) {
-          const KvFormat format = dtype == Dtype::bf16 ? KvFormat::bf16 : KvFormat::f16;
-          const DecodeProblem problem{.heads = heads,
-                                      .latent = latent,
-                                      .q_dtype = dtype,
-                                      .out_dtype = dtype,
-                                      .kv_format = format,
-                                      .page_size = page_size};
-          const auto choice = cuda::choose_decode(problem, limits, {}, multiprocessors);
-          if (!choice.ok()) continue;
-          const std::string name = cuda::kernel_name(choice->kernel);
-          auto known =
-              std::find_if(kernels.begin(), kernels.end(), [&](const KernelInfo& info) { return info.name == name; });
-          if (known == kernels.end())
-            known = kernels.insert(known, {.name = name, .usable = true, .reason = {}, .serves = {}});
-          if (known->serves.find(dtype_name(dtype)) == std::string::npos)
-            known->serves += (known->serves.empty() ? "" : ", ") + std::string(dtype_name(dtype));
-        }
+  for (const char* name : cuda::decode_kernel_names())
+    kernels.push_back({.name = name, .usable = true, .reason = {}, .serves = "bf16, f16"});
   for (Dtype dtype : {Dtype::fp8_e4m3, Dtype::bf16, Dtype::f16})
     kernels.push_back({.name = cuda::kernel_name(cuda::PrefillKernel{dtype}),
                        .usable = true,
@@ -63,7 +42,7 @@ MachineInfo CudaImpl::info() const {
           .cpu = gpu.name,
           .threads = gpu.multiprocessors,
           .features = gpu.features,
-          .kernels = list_kernels(gpu.multiprocessors),
+          .kernels = list_kernels(),
           .device = gpu.name,
           .driver = gpu.driver};
 }
@@ -97,14 +76,14 @@ std::size_t CudaImpl::workspace_bytes(const DecodeProblem& problem, const PlanCo
   return arrived_bytes(sizes) + static_cast<std::size_t>(round_up(partial_bytes, 256));
 }
 
-Result<std::unique_ptr<StepMemory>> CudaImpl::make_step(const Builder& builder, const BuilderOptions& options,
+Result<std::unique_ptr<DecodeStep>> CudaImpl::make_step(const Builder& builder, const BuilderOptions& options,
                                                         std::int32_t* words) {
   const auto choice = cuda::choose_decode(builder.problem, builder.limits, builder.config.policy, workers());
   if (!choice.ok()) return choice.status();
   LATTE_RETURN_IF_ERROR(device_->prepare(choice->kernel));
   auto step = std::make_unique<CudaStep>(*this, builder, choice->kernel);
   LATTE_RETURN_IF_ERROR(step->allocate(words, options));
-  return std::unique_ptr<StepMemory>(std::move(step));
+  return std::unique_ptr<DecodeStep>(std::move(step));
 }
 
 Status CudaImpl::init_workspace(const Builder& builder, std::span<std::byte> workspace, Stream stream) {
@@ -118,13 +97,7 @@ Status CudaImpl::merge(std::span<const Partial> partials, const TensorView& out,
                          .tokens = out.shape[0],
                          .heads = static_cast<std::int32_t>(out.shape[1]),
                          .latent = static_cast<std::int32_t>(out.shape[2]),
-                         .out = {.out = out.data,
-                                 .out_token_stride = out.stride[0],
-                                 .out_head_stride = out.stride[1],
-                                 .dtype = out.dtype,
-                                 .lse = static_cast<float*>(lse.data),
-                                 .lse_token_stride = lse.stride[0],
-                                 .lse_head_stride = lse.stride[1]}},
+                         .out = device_output(out, lse)},
                         stream);
 }
 
@@ -152,7 +125,7 @@ Status CudaImpl::write_kv(const WriteKvArgs& args) {
 
 Result<Ceilings> CudaImpl::measure_ceilings(std::string_view kernel) {
   std::string names;
-  for (const KernelInfo& known : list_kernels(workers())) {
+  for (const KernelInfo& known : list_kernels()) {
     if (known.name == kernel)
       return device_->measure_ceilings(kernel == cuda::kernel_name(cuda::PrefillKernel{Dtype::fp8_e4m3}));
     names += (names.empty() ? "" : ", ") + known.name;

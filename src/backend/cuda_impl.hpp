@@ -27,7 +27,7 @@ class CudaImpl final : public Impl {
   Result<KernelChoice> choose(const DecodeProblem& problem, const Limits& limits, const Policy& policy) const override;
   std::size_t workspace_bytes(const DecodeProblem& problem, const PlanConfig& config,
                               const PlanSizes& sizes) const override;
-  Result<std::unique_ptr<StepMemory>> make_step(const Builder& builder, const BuilderOptions& options,
+  Result<std::unique_ptr<DecodeStep>> make_step(const Builder& builder, const BuilderOptions& options,
                                                 std::int32_t* words) override;
   Status init_workspace(const Builder& builder, std::span<std::byte> workspace, Stream stream) override;
 
@@ -149,10 +149,13 @@ class StagedWords {
 cuda::DecodeWorkspace carve_workspace(const PlanSizes& sizes, std::int32_t latent, std::byte* base);
 std::size_t arrived_bytes(const PlanSizes& sizes);
 
+// Tensors and plans as kernels take them. Where the arrays of a plan lie does not depend on the step.
+cuda::OutputView device_output(const TensorView& out, const TensorView& lse);
+cuda::PlanView device_plan(const PlanSizes& sizes, std::int32_t workers, const std::int32_t* words);
 cuda::CacheView cache_view(const ConstTensorView& cache, const PageTable& pages);
 
 // One slot. The plan is staged in pinned memory and uploaded, or made in place by a kernel.
-class CudaStep final : public StepMemory {
+class CudaStep final : public DecodeStep {
  public:
   CudaStep(CudaImpl& impl, const Builder& builder, const cuda::DecodeKernel& kernel);
   Status allocate(std::int32_t* words, const BuilderOptions& options);

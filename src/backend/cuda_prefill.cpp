@@ -103,7 +103,6 @@ class CudaPrefillStep final : public PrefillStep {
   const std::int32_t* kv_start() const override { return on_device().kv_start; }
 
   Status run(const PrefillArgs& args, std::byte* workspace) override {
-    const plan::Layout at = plan::layout(setup_.sizes, workers_);
     const PrefillWords::Parts step = on_device();
     const std::int32_t* const plan = step.plan.data();
     cuda::PrefillCall call{.heads = setup_.problem.heads,
@@ -112,21 +111,12 @@ class CudaPrefillStep final : public PrefillStep {
                            .q = tensor(args.q, limits_.max_total_query_tokens),
                            .k = tensor(args.k, limits_.max_total_kv_tokens),
                            .v = tensor(args.v, limits_.max_total_kv_tokens),
-                           .out = {.out = args.out.data,
-                                   .out_token_stride = args.out.stride[0],
-                                   .out_head_stride = args.out.stride[1],
-                                   .dtype = args.out.dtype,
-                                   .lse = static_cast<float*>(args.lse.data),
-                                   .lse_token_stride = args.lse.stride[0],
-                                   .lse_head_stride = args.lse.stride[1]},
+                           .out = device_output(args.out, args.lse),
                            .out_tokens = output_tokens(args),
                            .query_start = step.query_start,
                            .kv_start = step.kv_start,
                            .meta = plan,
-                           .plan = {.indptr = plan + at.indptr,
-                                    .records = reinterpret_cast<const WorkRecord*>(plan + at.records),
-                                    .reduce_indptr = plan + at.reduce_indptr,
-                                    .reduce_partial_map = plan + at.reduce_partial},
+                           .plan = device_plan(setup_.sizes, workers_, plan),
                            .workspace = {.arrived = reinterpret_cast<std::uint32_t*>(workspace + parts_.arrived),
                                          .partial_lse = reinterpret_cast<float*>(workspace + parts_.partial_lse),
                                          .partial_out = reinterpret_cast<float*>(workspace + parts_.partial_out)}};

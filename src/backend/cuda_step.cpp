@@ -20,17 +20,25 @@ cuda::QueryView query_view(const DecodeProblem& problem, const DecodeArgs& args)
           .rope_head_stride = rope.stride[1]};
 }
 
-cuda::OutputView output_view(const DecodeArgs& args) {
-  return {.out = args.out.data,
-          .out_token_stride = args.out.stride[0],
-          .out_head_stride = args.out.stride[1],
-          .dtype = args.out.dtype,
-          .lse = static_cast<float*>(args.lse.data),
-          .lse_token_stride = args.lse.stride[0],
-          .lse_head_stride = args.lse.stride[1]};
+}  // namespace
+
+cuda::OutputView device_output(const TensorView& out, const TensorView& lse) {
+  return {.out = out.data,
+          .out_token_stride = out.stride[0],
+          .out_head_stride = out.stride[1],
+          .dtype = out.dtype,
+          .lse = static_cast<float*>(lse.data),
+          .lse_token_stride = lse.stride[0],
+          .lse_head_stride = lse.stride[1]};
 }
 
-}  // namespace
+cuda::PlanView device_plan(const PlanSizes& sizes, std::int32_t workers, const std::int32_t* words) {
+  const plan::Layout at = plan::layout(sizes, workers);
+  return {.indptr = words + at.indptr,
+          .records = reinterpret_cast<const WorkRecord*>(words + at.records),
+          .reduce_indptr = words + at.reduce_indptr,
+          .reduce_partial_map = words + at.reduce_partial};
+}
 
 cuda::CacheView cache_view(const ConstTensorView& cache, const PageTable& pages) {
   const auto element_bytes = static_cast<std::int64_t>(dtype_bytes(cache.dtype));
@@ -61,13 +69,7 @@ Status CudaStep::allocate(std::int32_t* words, const BuilderOptions& options) {
   LATTE_RETURN_IF_ERROR(words_.allocate(words, builder_.words.count));
   if (options.validate) LATTE_RETURN_IF_ERROR(findings_.allocate());
 
-  // Offsets do not depend on the step.
-  const plan::Layout at = plan::layout(builder_.sizes, workers_);
-  std::int32_t* const plan = on_device().plan.data();
-  plan_ = {.indptr = plan + at.indptr,
-           .records = reinterpret_cast<const WorkRecord*>(plan + at.records),
-           .reduce_indptr = plan + at.reduce_indptr,
-           .reduce_partial_map = plan + at.reduce_partial};
+  plan_ = device_plan(builder_.sizes, workers_, on_device().plan.data());
 
   if (!options.own_workspace) return {};
   LATTE_RETURN_IF_ERROR(workspace_.allocate(device_, builder_.workspace_bytes, cuda::Memory::device));
@@ -132,7 +134,7 @@ Status CudaStep::run(const PlannedStep& step, const DecodeArgs& args) {
                               .query_tokens = tensor_tokens(args),
                               .q = query_view(problem, args),
                               .kv = cache_view(args.kv_cache, args.pages),
-                              .out = output_view(args),
+                              .out = device_output(args.out, args.lse),
                               .lengths = lengths_,
                               .plan = plan_,
                               .workspace = carve_workspace(builder_.sizes, builder_.problem.latent, workspace)};

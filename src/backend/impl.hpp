@@ -20,9 +20,9 @@
 namespace latte::backend {
 
 // The buffers of one slot, of fixed size and address, and what runs from them.
-class StepMemory {
+class DecodeStep {
  public:
-  virtual ~StepMemory() = default;
+  virtual ~DecodeStep() = default;
 
   // Host memory for the next plan and its lengths. The step planned before must not need it any more.
   virtual Result<DecodeWords::Parts> stage(Stream stream) = 0;
@@ -78,7 +78,7 @@ class Impl {
   virtual std::size_t workspace_bytes(const DecodeProblem& problem, const PlanConfig& config,
                                       const PlanSizes& sizes) const = 0;
   // `words`: builder.words.count of them, for the step's lengths and plan. May throw std::bad_alloc.
-  virtual Result<std::unique_ptr<StepMemory>> make_step(const Builder& builder, const BuilderOptions& options,
+  virtual Result<std::unique_ptr<DecodeStep>> make_step(const Builder& builder, const BuilderOptions& options,
                                                         std::int32_t* words) = 0;
   virtual Status init_workspace(const Builder& builder, std::span<std::byte> workspace, Stream stream) = 0;
 

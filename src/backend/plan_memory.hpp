@@ -58,7 +58,7 @@ struct PrefillWords {
 // One buffer for the words of all steps of a builder: the caller's, or its own.
 class PlanMemory {
  public:
-  // `given`: BuilderOptions::plan_memory. Nothing is filled: large limits cost address space, not memory.
+  // `given`: BuilderOptions::plan_memory. Nothing is filled: on a CPU large limits cost address space, not memory.
   static Result<PlanMemory> make(const Backend& backend, std::span<std::byte> given, std::size_t bytes);
   // The next so many, a count as the structs above have it. All together no more than `bytes`.
   std::int32_t* take(std::size_t words);

@@ -5,13 +5,12 @@
 #include <utility>
 
 #include "backend/errors.hpp"
+#include "backend/slots.hpp"
 #include "core/checked.hpp"
 #include "plan/layout.hpp"
 
 namespace latte::backend {
 namespace {
-
-constexpr std::int32_t kMaxSlots = 1024;
 
 Result<PrefillSetup> make_setup(const Backend& backend, const PrefillProblem& problem, const Limits& limits,
                                 const Policy& policy) {
@@ -29,8 +28,7 @@ Result<std::unique_ptr<PrefillBuilderImpl>> PrefillBuilderImpl::describe(const B
                                                                          const PrefillProblem& problem,
                                                                          const Limits& limits,
                                                                          const BuilderOptions& options) {
-  if (options.slots < 1 || options.slots > kMaxSlots)
-    return invalid("options.slots", "1 .. " + text(kMaxSlots), text(options.slots));
+  LATTE_RETURN_IF_ERROR(check_slot_count(options.slots));
   auto builder = std::make_unique<PrefillBuilderImpl>();
   auto direct = make_setup(backend, problem, limits, options.policy);
   if (!direct.ok()) return direct.status();
@@ -219,8 +217,7 @@ Status PrefillBuilderImpl::build_chunks(PrefillSlot& slot, Stream stream) const 
 
 Result<PrefillMetadata> PrefillBuilderImpl::build(std::int32_t slot_index, const PrefillLengths& lengths,
                                                   Stream stream) {
-  if (slot_index < 0 || slot_index >= slot_count_)
-    return invalid("slot", "0 .. " + text(slot_count_ - 1), text(slot_index));
+  LATTE_RETURN_IF_ERROR(check_slot_index(slot_index, slot_count_));
   LATTE_RETURN_IF_ERROR(validate_stream(backend->impl().place(), stream));
   const PrefillContext* bounds = problem.context ? &*problem.context : nullptr;
   // Everything that lengths can be refused for is refused here, while the step planned before is still whole.
@@ -248,12 +245,7 @@ Result<PrefillMetadata> PrefillBuilderImpl::build(std::int32_t slot_index, const
 }
 
 Status check_current(const PrefillMetadata& metadata) {
-  const PrefillSlot* slot = PrefillBuilderImpl::slot_of(metadata);
-  if (slot == nullptr) return invalid("metadata", "what a builder's build() returned", "one that was never built");
-  const std::uint64_t current = slot->generation.load();
-  if (current == metadata.generation() && current != 0) return {};
-  return {Code::stale_metadata, "metadata", "generation " + text(current) + ", which its slot holds now",
-          "generation " + text(metadata.generation())};
+  return check_generation(PrefillBuilderImpl::slot_of(metadata), metadata);
 }
 
 }  // namespace latte::backend

@@ -1,9 +1,9 @@
 // The public faces of the prefill builder and of what it builds.
-#include <array>
 #include <utility>
 
 #include "backend/errors.hpp"
 #include "backend/prefill_builder.hpp"
+#include "backend/slots.hpp"
 
 namespace latte {
 namespace {
@@ -13,24 +13,10 @@ const backend::PrefillBuilderImpl& empty_builder() {
   return kEmpty;
 }
 
-const Plan& empty_plan() {
-  static const std::array<std::int32_t, kMetaFields> kZeros{};
-  static const Plan kPlan = [] {
-    Plan plan;
-    plan.work_meta_data = kZeros;
-    return plan;
-  }();
-  return kPlan;
-}
-
-Status moved_from() {
-  return backend::invalid("builder", "a builder that owns its buffers", "one that was moved from");
-}
-
 }  // namespace
 
 // What metadata that was never built shows: no requests, no work, and readable counts.
-const Plan& PrefillMetadata::plan() const { return slot_ ? slot_->plan : empty_plan(); }
+const Plan& PrefillMetadata::plan() const { return slot_ ? slot_->plan : backend::empty_plan(); }
 std::span<const std::int32_t> PrefillMetadata::query_start() const {
   return slot_ ? slot_->query_start : std::span<const std::int32_t>();
 }
@@ -39,7 +25,7 @@ std::span<const std::int32_t> PrefillMetadata::kv_start() const {
 }
 std::int32_t PrefillMetadata::chunks() const { return slot_ ? slot_->chunks : 0; }
 const Plan& PrefillMetadata::chunk_plan(std::int32_t index) const {
-  if (index < 0 || index >= chunks()) return empty_plan();
+  if (index < 0 || index >= chunks()) return backend::empty_plan();
   return slot_->chunk_slots[static_cast<std::size_t>(index)].plan;
 }
 const char* PrefillMetadata::kernel() const {
@@ -68,12 +54,12 @@ PrefillBuilder& PrefillBuilder::operator=(PrefillBuilder&&) noexcept = default;
 PrefillBuilder::~PrefillBuilder() = default;
 
 Result<PrefillMetadata> PrefillBuilder::build(std::int32_t slot, const PrefillLengths& lengths, Stream stream) {
-  if (impl_ == nullptr) return moved_from();
+  if (impl_ == nullptr) return backend::moved_from();
   return impl_->build(slot, lengths, stream);
 }
 
 Status PrefillBuilder::init_workspace(std::span<std::byte> workspace, Stream stream) const {
-  if (impl_ == nullptr) return moved_from();
+  if (impl_ == nullptr) return backend::moved_from();
   LATTE_RETURN_IF_ERROR(backend::validate_stream(impl_->backend->impl().place(), stream));
   LATTE_RETURN_IF_ERROR(
       backend::validate_workspace(workspace, impl_->workspaces.bytes, backend::kPrefillWorkspaceAlignment));

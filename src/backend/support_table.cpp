@@ -10,7 +10,6 @@
 
 #include "backend/validate.hpp"
 #include "backend/views.hpp"
-#include "cpu/cpu.hpp"
 #include "cuda/sm90/decode/choice.hpp"
 #include "latte/backend.hpp"
 
@@ -27,19 +26,12 @@ struct Column {
   Place place = Place::host;
   PlanTarget target;
 
-  bool takes(const DecodeProblem& problem) const {
-    if (!validate_problem(problem).ok()) return false;
-    std::string reason;
-    if (place == Place::host) return cpu::choose_kernel(problem, "auto", reason) != nullptr;
-    return cuda::choose_decode(problem, {.max_requests = 1, .max_kv_tokens = 1}, {}, target.workers).ok();
-  }
-  bool takes(const PrefillProblem& problem, const Policy& policy = {}) const {
+  // A DecodeProblem or a PrefillProblem.
+  template <class Problem>
+  bool takes(const Problem& problem, const Policy& policy = {}) const {
     return choose_for(target, problem, {.max_requests = 1, .max_kv_tokens = 1024}, policy).ok();
   }
 };
-
-// A bf16 cache with bf16 queries, which every backend serves.
-DecodeProblem usual(std::int32_t heads = 1) { return {.heads = heads}; }
 
 class List {
  public:
@@ -76,15 +68,34 @@ std::string query_dtypes(const Column& column, KvFormat format) {
   return list.text();
 }
 
+// What decode and prefill are both asked.
+template <class Problem>
 std::string output_dtypes(const Column& column) {
   List list;
-  for (Dtype dtype : kDtypes) list.add(column.takes(DecodeProblem{.heads = 1, .out_dtype = dtype}), dtype_name(dtype));
+  for (Dtype dtype : kDtypes) list.add(column.takes(Problem{.heads = 1, .out_dtype = dtype}), dtype_name(dtype));
   return list.text();
 }
 
+template <class Problem>
 std::string heads(const Column& column) {
   return range_text("any >= 1", {1, 2, 3, 8, 12, 16, 24, 48, 64, 100, 128, 1000}, {0, -1},
-                    [&](std::int32_t value) { return column.takes(DecodeProblem{.heads = value}); });
+                    [&](std::int32_t value) { return column.takes(Problem{.heads = value}); });
+}
+
+template <class Problem>
+List masks(const Column& column) {
+  List list;
+  for (Mask mask : {Mask::causal, Mask::none})
+    list.add(column.takes(Problem{.heads = 1, .mask = mask}), mask_name(mask));
+  return list;
+}
+
+template <class Problem>
+std::string policies(const Column& column) {
+  List list;
+  for (const Policy& policy : {Policy::balanced(), Policy::uniform(4), Policy::batch_invariant(256)})
+    list.add(column.takes(Problem{.heads = 1}, policy), policy_name(policy.kind));
+  return list.text();
 }
 
 std::string page_sizes(const Column& column) {
@@ -106,24 +117,14 @@ std::string widths(const Column& column) {
   return list.text();
 }
 
-std::string masks(const Column& column) {
-  List list;
-  for (Mask mask : {Mask::causal, Mask::none})
-    list.add(column.takes(DecodeProblem{.heads = 1, .mask = mask}), mask_name(mask));
+std::string decode_masks(const Column& column) {
+  List list = masks<DecodeProblem>(column);
   // A step of one request with two tokens, of which its only query token sees one.
   const std::array<std::int32_t, 1> seq_lens = {2}, visible = {1};
   const std::array<std::int32_t, 2> query_start = {0, 1};
   const PlanConfig config{.limits = {.max_requests = 1, .max_kv_tokens = 2}};
   list.add(OwnedPlan::make(config, {.seq_lens = seq_lens, .query_start = query_start, .visible = visible}).ok(),
            "visible tokens per query");
-  return list.text();
-}
-
-std::string policies(const Column& column) {
-  List list;
-  for (const Policy& policy : {Policy::balanced(), Policy::uniform(4), Policy::batch_invariant(256)})
-    list.add(choose_for(column.target, usual(), {.max_requests = 1, .max_kv_tokens = 1024}, policy).ok(),
-             policy_name(policy.kind));
   return list.text();
 }
 
@@ -179,8 +180,9 @@ std::string log_sum_exps(const Column& column) {
   const TensorView out = tiny.transposed(16);
   TensorView lse = dense(tiny.memory.data(), Dtype::f32, {2, 2});
   lse.stride = {1, 2};
-  list.add(validate_outputs(tiny.step(column), out, {}).ok(), "optional");
-  list.add(validate_outputs(tiny.step(column), out, lse).ok(), "f32 (free strides)");
+  const OutputShape shape = output_shape(tiny.step(column));
+  list.add(validate_outputs(out, {}, shape, column.place).ok(), "optional");
+  list.add(validate_outputs(out, lse, shape, column.place).ok(), "f32 (free strides)");
   return list.text();
 }
 
@@ -206,17 +208,6 @@ std::string prefill_dtypes(const Column& column) {
   return list.text();
 }
 
-std::string prefill_outputs(const Column& column) {
-  List list;
-  for (Dtype dtype : kDtypes) list.add(column.takes(PrefillProblem{.heads = 1, .out_dtype = dtype}), dtype_name(dtype));
-  return list.text();
-}
-
-std::string prefill_heads(const Column& column) {
-  return range_text("any >= 1", {1, 2, 3, 8, 12, 16, 24, 48, 64, 100, 128, 1000}, {0, -1},
-                    [&](std::int32_t value) { return column.takes(PrefillProblem{.heads = value}); });
-}
-
 std::string prefill_widths(const Column& column) {
   List list;
   list.add(column.takes(PrefillProblem{.heads = 1}), "192/128");
@@ -227,20 +218,6 @@ std::string prefill_widths(const Column& column) {
   const std::string others =
       range_text("other multiples of 16", {16, 32, 48, 64, 96, 256, 512, 1024}, {0, 8, 100}, both);
   list.add(others != "no", others);
-  return list.text();
-}
-
-std::string prefill_masks(const Column& column) {
-  List list;
-  for (Mask mask : {Mask::causal, Mask::none})
-    list.add(column.takes(PrefillProblem{.heads = 1, .mask = mask}), mask_name(mask));
-  return list.text();
-}
-
-std::string prefill_policies(const Column& column) {
-  List list;
-  for (const Policy& policy : {Policy::balanced(), Policy::uniform(4), Policy::batch_invariant(256)})
-    list.add(column.takes(PrefillProblem{.heads = 1}, policy), policy_name(policy.kind));
   return list.text();
 }
 
@@ -296,21 +273,21 @@ SupportTable support_table() {
   for (KvFormat format : backend::kFormats)
     add(std::string("decode, ") + kv_format_name(format) + " cache: query dtypes",
         [&](const backend::Column& column) { return backend::query_dtypes(column, format); });
-  add("output dtypes", backend::output_dtypes);
-  add("query heads", backend::heads);
+  add("output dtypes", backend::output_dtypes<DecodeProblem>);
+  add("query heads", backend::heads<DecodeProblem>);
   add("latent/rope widths", backend::widths);
   add("page sizes", backend::page_sizes);
   add("page lists", backend::page_lists);
   add("query layouts", backend::query_layouts);
-  add("masks", backend::masks);
+  add("masks", backend::decode_masks);
   add("LSE", backend::log_sum_exps);
-  add("planning policies", backend::policies);
+  add("planning policies", backend::policies<DecodeProblem>);
   add("prefill: q, k and v dtypes", backend::prefill_dtypes);
-  add("prefill: output dtypes", backend::prefill_outputs);
-  add("prefill: heads", backend::prefill_heads);
+  add("prefill: output dtypes", backend::output_dtypes<PrefillProblem>);
+  add("prefill: heads", backend::heads<PrefillProblem>);
   add("prefill: qk/v widths", backend::prefill_widths);
-  add("prefill: masks", backend::prefill_masks);
-  add("prefill: planning policies", backend::prefill_policies);
+  add("prefill: masks", [](const backend::Column& column) { return backend::masks<PrefillProblem>(column).text(); });
+  add("prefill: planning policies", backend::policies<PrefillProblem>);
   add("prefill: caches of older tokens", backend::prefill_contexts);
   add("merge dtypes", backend::merges);
   add("merge partials", backend::merge_partials);

@@ -70,7 +70,14 @@ struct PageDemand {
 Status validate_decode_args(const PlannedStep& step, const DecodeArgs& args);
 // Its parts, each of which can be asked alone.
 Status validate_query(const PlannedStep& step, const DecodeArgs& args);
-Status validate_outputs(const PlannedStep& step, const TensorView& out, const TensorView& lse);
+struct OutputShape {
+  std::int64_t tokens, heads, width;
+  Dtype dtype;
+};
+inline OutputShape output_shape(const PlannedStep& step) {
+  return {step.query_tokens(), step.problem.heads, step.problem.latent, step.problem.out_dtype};
+}
+Status validate_outputs(const TensorView& out, const TensorView& lse, const OutputShape& shape, Place place);
 Status validate_pages(const PageDemand& demand, const PageTable& pages, std::int64_t page_count);
 Status validate_pages(const PlannedStep& step, const PageTable& pages, std::int64_t page_count);
 Status validate_cache(const DecodeProblem& problem, const ConstTensorView& cache, Place place = Place::host);

@@ -75,22 +75,20 @@ Status validate_query(const PlannedStep& step, const DecodeArgs& args) {
   return check(args.q_pe, "q_pe", problem.rope);
 }
 
-Status validate_outputs(const PlannedStep& step, const TensorView& out, const TensorView& lse) {
-  const DecodeProblem& problem = step.problem;
-  const std::int64_t tokens = step.query_tokens();
+Status validate_outputs(const TensorView& out, const TensorView& lse, const OutputShape& shape, Place place) {
   LATTE_RETURN_IF_ERROR(check_view(out, {.field = "out",
                                          .rank = 3,
-                                         .shape = {tokens, problem.heads, problem.latent},
-                                         .dtypes = dtype_bit(problem.out_dtype),
-                                         .align_bytes = required_alignment(step.place)}));
-  LATTE_RETURN_IF_ERROR(check_disjoint(out, "out", tokens, problem.latent));
+                                         .shape = {shape.tokens, shape.heads, shape.width},
+                                         .dtypes = dtype_bit(shape.dtype),
+                                         .align_bytes = required_alignment(place)}));
+  LATTE_RETURN_IF_ERROR(check_disjoint(out, "out", shape.tokens, shape.width));
   if (!given(lse)) return {};
   LATTE_RETURN_IF_ERROR(check_view(lse, {.field = "lse",
                                          .rank = 2,
-                                         .shape = {tokens, problem.heads},
+                                         .shape = {shape.tokens, shape.heads},
                                          .dtypes = dtype_bit(Dtype::f32),
                                          .dense_last = false}));
-  return check_disjoint(lse, "lse", tokens, 1);
+  return check_disjoint(lse, "lse", shape.tokens, 1);
 }
 
 Status validate_kv_scale(KvFormat format, float value, const float* at, Place place) {
@@ -128,7 +126,7 @@ Status validate_decode_args(const PlannedStep& step, const DecodeArgs& args) {
   LATTE_RETURN_IF_ERROR(validate_stream(step.place, args.stream));
   LATTE_RETURN_IF_ERROR(validate_query(step, args));
   LATTE_RETURN_IF_ERROR(validate_cache(step.problem, args.kv_cache, step.place));
-  LATTE_RETURN_IF_ERROR(validate_outputs(step, args.out, args.lse));
+  LATTE_RETURN_IF_ERROR(validate_outputs(args.out, args.lse, output_shape(step), step.place));
   LATTE_RETURN_IF_ERROR(validate_scales(step, args));
   LATTE_RETURN_IF_ERROR(check_workspace(step, args.workspace));
   // Last, as it is the only check whose cost grows with the step.

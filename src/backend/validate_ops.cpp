@@ -97,8 +97,7 @@ Status check_out_start(const GatherKvArgs& args, Place place) {
 }  // namespace
 
 Status validate_gather_kv_args(const GatherKvArgs& args, Place place) {
-  if (args.format > KvFormat::fp8_ds_mla)
-    return invalid("format", "a KvFormat", text(static_cast<std::int64_t>(args.format)));
+  if (args.format > kLastKvFormat) return invalid("format", "a KvFormat", text(static_cast<std::int64_t>(args.format)));
   if (args.first_token < 0) return invalid("first_token", ">= 0", text(args.first_token));
   if (args.tokens < 0) return invalid("tokens", ">= 0", text(args.tokens));
   LATTE_RETURN_IF_ERROR(check_out_start(args, place));

@@ -90,24 +90,6 @@ Status check_inputs(const PlannedPrefill& step, const PrefillArgs& args) {
   return {};
 }
 
-Status check_outputs(const PlannedPrefill& step, const PrefillArgs& args) {
-  const PrefillProblem& problem = step.problem;
-  const std::int64_t tokens = step.query_tokens();
-  LATTE_RETURN_IF_ERROR(check_view(args.out, {.field = "out",
-                                              .rank = 3,
-                                              .shape = {tokens, problem.heads, problem.v_width},
-                                              .dtypes = dtype_bit(problem.out_dtype),
-                                              .align_bytes = required_alignment(step.place)}));
-  LATTE_RETURN_IF_ERROR(check_disjoint(args.out, "out", tokens, problem.v_width));
-  if (!given(args.lse)) return {};
-  LATTE_RETURN_IF_ERROR(check_view(args.lse, {.field = "lse",
-                                              .rank = 2,
-                                              .shape = {tokens, problem.heads},
-                                              .dtypes = dtype_bit(Dtype::f32),
-                                              .dense_last = false}));
-  return check_disjoint(args.lse, "lse", tokens, 1);
-}
-
 Status check_fp8_scale(const PlannedPrefill& step, const char* field, const Fp8Scale& scale) {
   const PrefillProblem& problem = step.problem;
   if (scale.per_head && scale.ptr == nullptr) return missing(field, "a pointer to one number a head", "null");
@@ -232,7 +214,9 @@ Status validate_lengths(const PrefillLengths& lengths, const Limits& limits, std
 Status validate_prefill_args(const PlannedPrefill& step, const PrefillArgs& args) {
   LATTE_RETURN_IF_ERROR(validate_stream(step.place, args.stream));
   LATTE_RETURN_IF_ERROR(check_inputs(step, args));
-  LATTE_RETURN_IF_ERROR(check_outputs(step, args));
+  LATTE_RETURN_IF_ERROR(validate_outputs(
+      args.out, args.lse, {step.query_tokens(), step.problem.heads, step.problem.v_width, step.problem.out_dtype},
+      step.place));
   LATTE_RETURN_IF_ERROR(check_scales(step, args));
   if (!args.workspace.empty()) {
     LATTE_RETURN_IF_ERROR(validate_workspace(args.workspace, step.workspace_bytes, kPrefillWorkspaceAlignment));

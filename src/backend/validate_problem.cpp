@@ -27,7 +27,7 @@ Status validate_problem(const DecodeProblem& problem) {
   LATTE_RETURN_IF_ERROR(check_width("rope", problem.rope));
   if (problem.page_size < 1) return invalid("page_size", ">= 1", text(problem.page_size));
   // Enums that came through a cast (from C, from a file) can hold any number.
-  if (problem.kv_format > KvFormat::fp8_ds_mla)
+  if (problem.kv_format > kLastKvFormat)
     return invalid("kv_format", "a KvFormat", text(static_cast<std::int64_t>(problem.kv_format)));
   if (problem.mask > Mask::none) return invalid("mask", "a Mask", text(static_cast<std::int64_t>(problem.mask)));
   if (problem.q_dtype > Dtype::u8)

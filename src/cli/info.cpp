@@ -119,7 +119,7 @@ void print_text(const Backend& backend, const MachineInfo& info, const std::stri
   Table kernels({"kernel", "usable", "serves", "why"});
   for (const KernelInfo& kernel : info.kernels)
     kernels.add({kernel.name, kernel.usable ? "yes" : "no", kernel.serves, kernel.reason});
-  fmt::print("Kernels, best first:\n{}\n", kernels.text("  "));
+  fmt::print("Kernels:\n{}\n", kernels.text("  "));
   Table prefill({"q, k, v", "kernel", "math", "why"});
   for (const PrefillRow& row : prefill_rows(backend)) prefill.add({row.dtype, row.kernel, row.math, row.reason});
   fmt::print("Prefill (192 and 128 wide, math automatic):\n{}\n", prefill.text("  "));

@@ -76,8 +76,13 @@ const char* kernel_name(const DecodeKernel& kernel) {
   return kernel.blocks_a_worker > 1 ? kPairName : body_of(kernel.rows).name;
 }
 
-Result<KernelChoice> choose_decode(const DecodeProblem& problem, const Limits& given, const Policy& policy,
-                                   std::int32_t multiprocessors) {
+std::array<const char*, 5> decode_kernel_names() {
+  static_assert(kBodies.size() == 4);
+  return {kBodies[0].name, kBodies[1].name, kBodies[2].name, kBodies[3].name, kPairName};
+}
+
+Result<DecodeKernelChoice> choose_decode(const DecodeProblem& problem, const Limits& given, const Policy& policy,
+                                         std::int32_t multiprocessors) {
   if (Status status = check(problem); !status.ok()) return status;
   const Limits limits = plan::resolve(given);
   const std::int64_t request_rows = std::max<std::int64_t>(1, std::int64_t{problem.heads} * limits.max_query_tokens);
@@ -91,7 +96,7 @@ Result<KernelChoice> choose_decode(const DecodeProblem& problem, const Limits& g
   if (pair && available < 2)
     return refuse("limits.workers", ">= 2: tiles of more rows than a thread block takes run on pairs", "1");
 
-  KernelChoice choice;
+  DecodeKernelChoice choice;
   choice.kernel = {.rows = body.rows,
                    .blocks_a_worker = pair ? 2 : 1,
                    .dtype = problem.q_dtype,
