@@ -132,8 +132,13 @@ void DecodeBatch::make_cache(Rng& rng, Fill fill) {
     return;
   }
   for (std::size_t b = 0; b < seq_lens_.size(); ++b)
-    for (std::int64_t t = 0; t < seq_lens_[b]; ++t)
-      source.write(token_at(pages_.of_request[b][t / case_.page_size], t % case_.page_size), rng);
+    for (std::int64_t t = 0; t < seq_lens_[b]; ++t) {
+      std::byte* token = token_at(pages_.of_request[b][t / case_.page_size], t % case_.page_size);
+      source.write(token, rng);
+      if (case_.sink == Sink::none) continue;
+      const Dtype rope = ds_mla ? Dtype::bf16 : dtype;
+      store(rope, sink_value(case_.sink, t, seq_lens_[b]), token + width * bytes_of(dtype) - bytes_of(rope));
+    }
 }
 
 void DecodeBatch::make_page_table(Rng& rng, Fill fill) {
@@ -161,23 +166,26 @@ void DecodeBatch::make_query(Rng& rng, Fill fill) {
   const double spread = 1.0 / static_cast<double>(case_.q_dtype == Dtype::fp8_e4m3 ? case_.q_scale : case_.kv_spread);
   const ValuePool pool(case_.q_dtype, spread, rng);
   const std::int64_t item = bytes_of(case_.q_dtype);
-  const auto make = [&](const RowLayout& rows, std::int64_t offset, Buffer& memory, TensorView& view) {
+  const auto make = [&](const RowLayout& rows, std::int64_t offset, Buffer& memory, TensorView& view, bool rope) {
     memory = poisoned_buffer(static_cast<std::size_t>((rows.extent() + offset) * item), fill);
     view = rows.view(memory.data() + offset * item, case_.q_dtype);
     for (std::int64_t token = 0; token < query_start_.back(); ++token)
-      for (std::int64_t head = 0; head < rows.heads; ++head)
-        pool.copy_row(rows.width, view.bytes() + (token * rows.token_stride + head * rows.head_stride) * item, rng);
+      for (std::int64_t head = 0; head < rows.heads; ++head) {
+        std::byte* row = view.bytes() + (token * rows.token_stride + head * rows.head_stride) * item;
+        pool.copy_row(rows.width, row, rng);
+        if (case_.sink != Sink::none) write_zeros_but_last(case_.q_dtype, rows.width, rope ? 1 : 0, row);
+      }
   };
   if (case_.query_form == QueryForm::joined) {
     const Layout layout = case_.out_layout == Layout::gapped ? Layout::gapped : Layout::dense;
     const std::int64_t align = std::max<std::int64_t>(1, case_.align_bytes / item);
-    make(RowLayout::make(layout, rows_, case_.heads, case_.latent + case_.rope, align), 0, q_, q_view_);
+    make(RowLayout::make(layout, rows_, case_.heads, case_.latent + case_.rope, align), 0, q_, q_view_, true);
     return;
   }
-  make(RowLayout::make(Layout::transposed, rows_, case_.heads, case_.latent), 0, q_nope_, q_nope_view_);
+  make(RowLayout::make(Layout::transposed, rows_, case_.heads, case_.latent), 0, q_nope_, q_nope_view_, false);
   RowLayout pe = RowLayout::make(Layout::dense, rows_, case_.heads, kQueryPePrefix + case_.rope);
   pe.width = case_.rope;
-  make(pe, rows_ > 0 ? kQueryPePrefix : 0, q_pe_, q_pe_view_);
+  make(pe, rows_ > 0 ? kQueryPePrefix : 0, q_pe_, q_pe_view_, true);
 }
 
 std::byte* DecodeBatch::query_row(std::int64_t token, std::int64_t head) const {

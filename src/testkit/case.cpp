@@ -44,6 +44,8 @@ double lse_tolerance(Precision p, double max_abs_score) {
 
 }  // namespace
 
+const char* sink_name(Sink sink) { return sink == Sink::none ? "none" : sink == Sink::first ? "first" : "last"; }
+
 const char* layout_name(Layout layout) {
   switch (layout) {
     case Layout::dense: return "dense";
@@ -129,6 +131,7 @@ std::string DecodeCase::name() const {
   if (kv_format == KvFormat::fp8_e4m3) text << " kv_scale=" << kv_scale;
   if (q_dtype == Dtype::fp8_e4m3) text << " q_scale=" << q_scale;
   if (kv_spread != 1) text << " kv_spread=" << kv_spread;
+  if (sink != Sink::none) text << " sink=" << sink_name(sink);
   text << " seed=" << seed;
   if (page_seed != 0) text << " page_seed=" << page_seed;
   text << " spec=" << spec();

@@ -33,6 +33,8 @@ enum class Bounds : std::uint8_t {
   random,  // StepLengths::visible, drawn from the seed
 };
 
+enum class Sink : std::uint8_t { none, first, last };
+
 // docs/numerics.md, "Tolerances": out as a relative norm, lse absolute.
 struct Tolerance {
   double out = 0;
@@ -62,6 +64,9 @@ struct DecodeCase {
   float q_scale = 0.75f;         // fp8 q only
   float kv_scale = 0.375f;       // fp8_e4m3 cache only
   float kv_spread = 1;           // how large cached values are; queries are smaller by as much. Not for fp8.
+  // Not none: every query scores all tokens alike, but a request's first or last one 8 * scale higher. So nearly all
+  // probabilities are the same number, and whatever rounding does to it does not average out.
+  Sink sink = Sink::none;
   std::uint64_t seed = 1;
   std::uint64_t page_seed = 0;  // another one puts the same tokens into other pages
 
@@ -86,5 +91,6 @@ struct DecodeCase {
 };
 
 const char* layout_name(Layout layout);
+const char* sink_name(Sink sink);
 
 }  // namespace latte::testkit

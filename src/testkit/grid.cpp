@@ -172,6 +172,22 @@ void add_long_requests(GridBuilder& grid) {
   grid.add(c);
 }
 
+// Probabilities of 0.5018 and of 0.5021: bf16 has nothing between 0.5 and 0.5039.
+void add_sinks(GridBuilder& grid) {
+  for (KvFormat format : {KvFormat::bf16, KvFormat::f16, KvFormat::f32, KvFormat::fp8_ds_mla})
+    for (std::int32_t heads : {3, 16, 48, 64, 128})
+      for (double probability : {0.5018, 0.5021}) {
+        DecodeCase c = usual_case(format);
+        Rng rng(60 + static_cast<std::uint64_t>(heads));
+        choose_forms(c, rng);
+        c.heads = heads;
+        c.sink = Sink::first;
+        c.scale = static_cast<float>(-std::log(probability) / 8);
+        c.requests = {{1, 1500}, {2, 700}};
+        grid.add(std::move(c));
+      }
+}
+
 }  // namespace
 
 DecodeCase random_case(std::uint64_t seed) {
@@ -213,6 +229,7 @@ std::vector<DecodeCase> case_grid(GridSize size) {
   add_widths(grid);
   add_forms(grid);
   add_long_requests(grid);
+  add_sinks(grid);
   for (std::uint64_t seed = 1; seed <= kFixedRandomCases; ++seed) grid.add(random_case(seed));
   std::vector<DecodeCase> cases = grid.take();
   if (size == GridSize::full) return cases;

@@ -41,6 +41,7 @@ PrefillBatch::PrefillBatch(const PrefillCase& description, Fill fill) : case_(de
     fill_input(v_, kv_start_[b], kv_start_[b + 1], v_pool, rng);
   }
   if (case_.opposed) oppose();
+  if (case_.sink != Sink::none) score_alike();
   const auto scales = [&](float scale, std::uint64_t salt) {
     const bool per_head = case_.scale_form == ScaleForm::per_head;
     return float_buffer(per_head ? case_.head_scales(scale, salt) : std::vector<float>{scale}, fill);
@@ -102,6 +103,18 @@ void PrefillBatch::oppose() const {
     const std::int64_t first = b % 2 == 0 ? kv_start_[b] : (kv_start_[b] + kv_start_[b + 1]) / 2;
     for (std::int64_t token = first; token < kv_start_[b + 1]; ++token) set_signs(k_, token, false);
   }
+}
+
+void PrefillBatch::score_alike() const {
+  const std::int64_t last = (std::int64_t{case_.qk_width} - 1) * bytes_of(case_.dtype);
+  for (std::size_t b = 0; b < case_.requests.size(); ++b)
+    for (std::int64_t head = 0; head < case_.heads; ++head) {
+      for (std::int64_t token = query_start_[b]; token < query_start_[b + 1]; ++token)
+        write_zeros_but_last(case_.dtype, case_.qk_width, 1, q_.row(token, head));
+      const std::int64_t first = kv_start_[b], tokens = kv_start_[b + 1] - first;
+      for (std::int64_t t = 0; t < tokens; ++t)
+        store(case_.dtype, sink_value(case_.sink, t, tokens), k_.row(first + t, head) + last);
+    }
 }
 
 void PrefillBatch::make_context(Fill fill) {

@@ -61,6 +61,7 @@ class PrefillBatch {
   Input make_input(Layout layout, std::int64_t tokens, std::int64_t width, Fill fill) const;
   void fill_input(const Input& input, std::int64_t first, std::int64_t end, const ValuePool& pool, Rng& rng) const;
   void oppose() const;
+  void score_alike() const;
   void make_context(Fill fill);
   void copy_request(const PrefillBatch& from, std::int32_t source, std::int32_t target);
   Fp8Scale scale_arg(const Buffer& scales, float value) const;

@@ -45,6 +45,9 @@ struct PrefillCase {
   // them the later half of the keys. So there are rows without a score above zero, and rows that have one only among
   // their first tokens, which kernels that go from the last to the first see late. Keys of context stay as they are.
   bool opposed = false;
+  // Not none: every query scores all tokens alike, but a request's first or last one 8 * scale higher. So nearly all
+  // probabilities are the same number, and whatever rounding does to it does not average out.
+  Sink sink = Sink::none;
 
   // Only for requests with context.
   std::int32_t latent = 64;

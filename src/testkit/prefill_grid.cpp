@@ -205,6 +205,22 @@ void add_long_requests(GridBuilder& grid) {
   grid.add(c);
 }
 
+// Probabilities of 0.5018 and of 0.5021: bf16 has nothing between 0.5 and 0.5039. The last token is the sink of kernels
+// that begin with it.
+void add_sinks(GridBuilder& grid) {
+  for (Dtype dtype : {Dtype::bf16, Dtype::f16, Dtype::f32})
+    for (Sink sink : {Sink::first, Sink::last})
+      for (double probability : {0.5018, 0.5021}) {
+        PrefillCase c = usual_case(dtype);
+        c.heads = 3;
+        c.sink = sink;
+        c.mask = sink == Sink::first ? Mask::causal : Mask::none;
+        c.scale = static_cast<float>(-std::log(probability) / 8);
+        c.requests = {{130, 900}, {70, 600}};
+        grid.add(std::move(c));
+      }
+}
+
 }  // namespace
 
 PrefillCase random_prefill_case(std::uint64_t seed) {
@@ -257,6 +273,7 @@ std::vector<PrefillCase> prefill_grid(GridSize size) {
   add_scales(grid);
   add_context(grid);
   add_long_requests(grid);
+  add_sinks(grid);
   for (std::uint64_t seed = 1; seed <= kFixedRandomCases; ++seed) grid.add(random_prefill_case(seed));
   std::vector<PrefillCase> cases = grid.take();
   if (size == GridSize::full) return cases;

@@ -76,6 +76,16 @@ void ValuePool::copy_row(std::int64_t count, std::byte* to, Rng& rng) const {
   }
 }
 
+void write_zeros_but_last(Dtype dtype, std::int64_t count, double last, std::byte* row) {
+  const std::size_t item = dtype_bytes(dtype), bytes = static_cast<std::size_t>(count) * item;
+  std::memset(row, 0, bytes);
+  store(dtype, last, row + bytes - item);
+}
+
+double sink_value(Sink sink, std::int64_t token, std::int64_t tokens) {
+  return token == (sink == Sink::first ? 0 : tokens - 1) ? 8 : 0;
+}
+
 GuardedTensor::GuardedTensor(Layout layout, std::int64_t tokens, std::int64_t live_tokens, std::int64_t heads,
                              std::int64_t width, Dtype dtype, std::int64_t align_bytes)
     : layout_(RowLayout::make(layout, tokens, heads, width, std::max<std::int64_t>(1, align_bytes / bytes_of(dtype)))),

@@ -47,6 +47,10 @@ class ValuePool {
   Buffer values_;
 };
 
+// For Sink: a query of zeros but for its last value, and the last value of the key it meets.
+void write_zeros_but_last(Dtype dtype, std::int64_t count, double last, std::byte* row);
+double sink_value(Sink sink, std::int64_t token, std::int64_t tokens);
+
 // An output. Its live elements are NaN until written; everything else, the gaps and the rows from `live_tokens` on
 // included, holds a known pattern.
 class GuardedTensor {

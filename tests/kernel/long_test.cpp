@@ -111,6 +111,43 @@ TEST_P(HiddenTokens, NeverReachARowThatSeesNothing) {
   EXPECT_TRUE(std::isnan(out[kLatent])) << "the row that does see it says so";
 }
 
+class HugeScores : public EachKernel {};
+
+// Scores far apart, whose products with the scale have no bits left behind the point: two tokens share all the weight.
+TEST_P(HugeScores, LeaveTheLargestOnesAllTheWeight) {
+  constexpr std::int32_t kTokens = 150, kFirst = 5, kSecond = 131;
+  const OneRequest request(backend);
+  Rng rng(run_seed());
+  std::vector<double> q(kWidth, 0.0), tokens(3 * kPage * kWidth);
+  q[0] = 1;
+  for (double& x : tokens) x = rng.normal();
+  for (std::int32_t t = 0; t < kTokens; ++t)
+    tokens[static_cast<std::size_t>(t) * kWidth] = t == kFirst || t == kSecond ? 1.375 : -1.0 - t % 7;
+  const auto q_bytes = request.encode(q), cache = request.encode(tokens);
+  const auto value = [&](std::int32_t token, std::size_t column) {
+    const std::size_t at = static_cast<std::size_t>(token) * kWidth + column;
+    return load(request.dtype(), &cache[at * dtype_bytes(request.dtype())]);
+  };
+  const std::int32_t pages[] = {0, 1, 2}, query_start[] = {0, 1}, seq_lens[] = {kTokens};
+  auto builder = MetadataBuilder::create(backend, request.problem, {.max_requests = 1, .max_kv_tokens = kTokens});
+  ASSERT_TRUE(builder.ok()) << builder.status().message();
+  auto step = builder->build(0, {.seq_lens = seq_lens, .query_start = query_start});
+  ASSERT_TRUE(step.ok()) << step.status().message();
+  for (float scale : {3e7f, 7e9f, 1.1e20f, 9.7e36f}) {
+    std::vector<float> out(kLatent, NAN);
+    float lse = NAN;
+    ASSERT_TRUE(decode(*step, {.q = dense(q_bytes.data(), request.dtype(), {1, 1, kWidth}),
+                               .kv_cache = dense(cache.data(), request.dtype(), {3, kPage, kWidth}),
+                               .pages = {.block_table = pages, .block_table_stride = 3, .max_pages = 3},
+                               .out = dense(out.data(), Dtype::f32, {1, 1, kLatent}),
+                               .lse = dense(&lse, Dtype::f32, {1, 1}),
+                               .scale = scale}));
+    for (std::size_t i = 0; i < out.size(); ++i)
+      ASSERT_NEAR(out[i], (value(kFirst, i) + value(kSecond, i)) / 2, 1e-6) << "scale " << scale << ", column " << i;
+    EXPECT_NEAR(lse / (1.375 * static_cast<double>(scale)), 1, 1e-6) << "scale " << scale;
+  }
+}
+
 // In a process of its own, which has too little address space for so many stacks.
 TEST(ShortOfMemory, OpeningABackendSaysSoAndReturns) {
   const pid_t child = fork();
@@ -129,6 +166,7 @@ TEST(ShortOfMemory, OpeningABackendSaysSoAndReturns) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, LongContext, each_kernel(), kernel_test_name);
+INSTANTIATE_TEST_SUITE_P(Kernels, HugeScores, each_kernel(), kernel_test_name);
 INSTANTIATE_TEST_SUITE_P(Kernels, HiddenTokens, each_kernel(), kernel_test_name);
 
 }  // namespace

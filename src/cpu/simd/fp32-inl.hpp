@@ -164,7 +164,7 @@ HWY_INLINE void absorb_panel(float* s, std::int32_t first, std::int32_t tokens, 
   const auto bound = hn::LoadU(I32(), state.bound);
   auto sum = hn::Zero(d);
   for (std::int32_t t = 0; t < tokens; ++t) {
-    auto p = exp2_vector(hn::MulSub(hn::LoadU(d, s + t * kLanes), scale, reference));
+    auto p = exp2_vector(exponent(hn::LoadU(d, s + t * kLanes), scale, reference));
     if constexpr (masked) p = masked_out(p, first + t, bound, 0.0f);
     sum = hn::Add(sum, p);
     hn::StoreU(p, d, s + t * kLanes);
@@ -281,7 +281,7 @@ HWY_NOINLINE void run(const Piece& piece) {
   if (w.folded) fold_sums(w);
   const float* sum = w.folded ? w.s.total_sum : w.s.sum;
   const float* o = w.folded ? w.s.total_o : w.s.o;
-  finish_rows(piece, 0, piece.rows(), w.s.max_log2, sum,
+  finish_rows(piece, 0, piece.rows(), {w.s.max_log2, sum, sum},
               [&](std::int32_t r) { return o + static_cast<std::int64_t>(r) * w.v_width; });
 }
 

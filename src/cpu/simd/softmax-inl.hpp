@@ -35,6 +35,12 @@ HWY_INLINE VF32 exp2_vector(VF32 x) {
   return hn::BitCast(d, hn::Add(hn::BitCast(di, p), hn::ShiftLeft<23>(n)));
 }
 
+// The exponent of a score's probability. The product is rounded as that of the largest score was when it became the
+// reference: fused, their difference could be anything where scores are huge.
+HWY_INLINE VF32 exponent(VF32 score, VF32 scale_log2, VF32 reference) {
+  return hn::Sub(hn::Mul(score, scale_log2), reference);
+}
+
 // RowState (core/softmax_state.hpp) of kLanes rows, and the tokens each may see.
 struct PanelState {
   float* max_log2;
@@ -121,14 +127,20 @@ HWY_INLINE void fetch_output(const Piece& piece, std::int32_t r) {
   for (std::size_t line = 0; line < bytes; line += 64) __builtin_prefetch(row + line, 1);
 }
 
+// Of every row: RowState, and the sum of the weights that its values were added with. Where these are rounded
+// probabilities they sum up to something else, and by as much if all of them are rounded alike.
+struct FinishedRows {
+  const float *max_log2, *sum, *weight;
+};
+
 // What every kernel does with finished rows of a piece: the final output, or a partial for the merge. `row_out` returns
 // the address of a row's accumulated fp32 output; it may gather the row first.
 template <class RowOut>
-HWY_INLINE void finish_rows(const Piece& piece, std::int32_t begin, std::int32_t end, const float* max_log2,
-                            const float* sum, const RowOut& row_out) {
+HWY_INLINE void finish_rows(const Piece& piece, std::int32_t begin, std::int32_t end, const FinishedRows& rows,
+                            const RowOut& row_out) {
   const std::int32_t partial = piece.record.partial_row, v_width = piece.shape.v_width;
   for (std::int32_t r = begin; r < end; ++r) {
-    const RowState state{max_log2[r], sum[r]};
+    const RowState state{rows.max_log2[r], rows.sum[r]};
     const std::int32_t token = piece.token(r), head = piece.head(r);
     if (r + kOutputsAhead < end) fetch_output(piece, r + kOutputsAhead);
     std::byte* out = piece.out.row(token, head);
@@ -143,7 +155,7 @@ HWY_INLINE void finish_rows(const Piece& piece, std::int32_t begin, std::int32_t
     if (state.sum == 0)
       std::memset(out, 0, static_cast<std::size_t>(v_width) * dtype_bytes(dtype));
     else
-      store_scaled(row_out(r), piece.value_scale / state.sum, v_width, out, dtype);
+      store_scaled(row_out(r), piece.value_scale / rows.weight[r], v_width, out, dtype);
     if (lse) *lse = log_sum_exp(state);
   }
 }

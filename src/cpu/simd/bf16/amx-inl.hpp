@@ -168,8 +168,7 @@ struct Amx {
       for (std::int32_t column = 0; column < w.column_panels; column += 2) {
         for (std::int32_t panel = group; panel < end; panel += 2)
           if (block.extent[panel / 2] > 0)
-            accumulate_strip(w, block, panel, column, block.p + static_cast<std::int64_t>(panel) * kPanel * kStep,
-                             aside);
+            accumulate_strip(w, block, panel, column, w.s.p + static_cast<std::int64_t>(panel) * kPanel * kStep, aside);
       }
     }
   }
@@ -246,7 +245,7 @@ struct AmxNarrow {
   template <class Aside>
   HWY_INLINE static void accumulate(const Work& w, const Block& block, const Aside& aside) {
     for (std::int32_t column = 0; column < w.column_panels; column += 2) {
-      const std::uint16_t* p = block.p;
+      const std::uint16_t* p = w.s.p;
       float* o = w.s.o + w.o_panel(0, column);
       Tiles::template load<0>(o, 64);
       Tiles::template load<1>(o + Wide::kOutTile, 64);

@@ -8,10 +8,6 @@
 HWY_PUSH_ATTRIBUTES(LATTE_BF16_TARGET)
 namespace latte::cpu::HWY_NAMESPACE::bf16 {
 
-HWY_INLINE __m512 dot_pairs(__m512 acc, __m512i a, __m512i b) {
-  return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
-}
-
 HWY_INLINE __m512i broadcast_pair(const std::uint16_t* pair) {
   std::int32_t word;
   std::memcpy(&word, pair, sizeof(word));
@@ -107,7 +103,7 @@ struct Avx512 {
     for (std::int32_t row = 0; row < w.rows; row += kBlock) {
       const std::int64_t panel = row / kPanel;
       accumulate_rows<kBlock>(w, block, row, w.rows - row, 0, w.column_panels,
-                              block.p + panel * kPanel * kStep + row % kPanel * kPair);
+                              w.s.p + panel * kPanel * kStep + row % kPanel * kPair);
       aside();
     }
   }

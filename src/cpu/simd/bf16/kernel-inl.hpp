@@ -51,8 +51,7 @@ HWY_INLINE void run_decode_with(const Piece& piece) {
   Prefetch ahead(piece.keys, row_bytes(piece.shape.format, piece.shape.width));
   pack_query(w);
 
-  Block blocks[2] = {{.s = w.s.s[0], .k = w.s.k[0], .v = w.s.v[0], .p = w.s.p, .best = w.s.best[0]},
-                     {.s = w.s.s[1], .k = w.s.k[1], .v = w.s.v[1], .p = w.s.p, .best = w.s.best[1]}};
+  Block blocks[2] = {{.s = w.s.s[0], .k = w.s.k[0], .v = w.s.v[0]}, {.s = w.s.s[1], .k = w.s.k[1], .v = w.s.v[1]}};
   Block *now = &blocks[0], *next = &blocks[1];
   const std::int32_t score_lines = ahead.share(kStep / 2, Math::score_turns(w));
   const std::int32_t accumulate_turns = Math::accumulate_turns(w);
@@ -74,8 +73,7 @@ HWY_INLINE void run_decode_with(const Piece& piece) {
   }
   for (std::int32_t t = piece.record.kv_begin; t < end; t += kStep, std::swap(now, next)) {
     const bool more = t + kStep < end;
-    Maxima(w, *now).finish();
-    rescale(w, raise(w, *now));
+    raise(w, *now);
     Absorb<Math::kProbabilities> absorb(w, *now);
     ahead.aim(t + 2 * kStep, std::min(t + 3 * kStep, end));
     if (more) {
@@ -131,7 +129,7 @@ HWY_NOINLINE double burn_avx512(double seconds) {
   constexpr int kChains = 12, kRounds = 4096;
   __m512 acc[kChains];
   for (__m512& a : acc) a = _mm512_setzero_ps();
-  const __m512i a = _mm512_set1_epi16(0x3f80), b = _mm512_set1_epi16(0x3c23);
+  const __m512i a = _mm512_set1_epi16(kOneBf16), b = _mm512_set1_epi16(0x3c23);
   const Stopwatch watch;
   double operations = 0;
   while (watch.seconds() < seconds) {

@@ -23,6 +23,11 @@ inline constexpr std::int32_t kRowTile = 128;
 inline constexpr std::int32_t kPrefillRowTile = 512;
 inline constexpr std::int32_t kMaxRows = std::max(kRowTile, kPrefillRowTile);
 static_assert(kLanes == kPanel);
+inline constexpr std::int16_t kOneBf16 = 0x3f80;
+
+HWY_INLINE __m512 dot_pairs(__m512 acc, __m512i a, __m512i b) {
+  return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+}
 
 HWY_INLINE std::int32_t step_tokens(const Shape& shape) { return shape.values_in_keys ? kStep : kPrefillStep; }
 
@@ -36,7 +41,9 @@ struct Scratch {
   std::uint16_t *q, *k[2], *v[2], *p;
   std::uint32_t* pairs;  // P^T of one panel, two tokens a word, before it is turned into tiles
   float *s[2], *o, *total_o, *row;
-  float *max_log2, *sum, *total_sum, *factor, *best[2], *lag, *lane_sum;
+  float *max_log2, *sum, *total_sum;    // sums of probabilities, for the LSE
+  float *weight, *total_weight;         // and of what they were rounded to, which divides outputs
+  float *lag, *lane_sum, *lane_weight;  // prefill's
   std::int32_t* bound;
   std::int64_t v_panel;  // elements between column panels: one cache line more than they need, to spread over sets
 
@@ -60,10 +67,11 @@ struct Scratch {
     max_log2 = carver.take<float>(padded);
     sum = carver.take<float>(padded);
     total_sum = carver.take<float>(decode ? padded : 0);
-    factor = carver.take<float>(decode ? padded : 0);
-    for (float*& block : best) block = carver.take<float>(decode ? padded : 0);
+    weight = carver.take<float>(padded);
+    total_weight = carver.take<float>(decode ? padded : 0);
     lag = carver.take<float>(decode ? 0 : padded);
     lane_sum = carver.take<float>(decode ? 0 : padded * kPanel);
+    lane_weight = carver.take<float>(decode ? 0 : padded * kPanel);
     bound = carver.take<std::int32_t>(padded);
   }
 };
@@ -114,13 +122,11 @@ class Prefetch {
 };
 
 // Up to a step of tokens on their way through the kernel. Decode has two in flight: one is scored while the other is
-// absorbed. Prefill has three, without s, p, best and keys, of which it has no more than a strip needs.
+// absorbed. Prefill has three, without scores and keys, of which it has no more than a strip needs.
 struct Block {
   float* s;          // scores
   std::uint16_t* k;  // keys that could not be used in place
   std::uint16_t* v;  // value pairs
-  std::uint16_t* p;  // probabilities
-  float* best;       // largest scores, one a row
   std::int32_t first = 0, tokens = 0;
   std::int32_t extent[kMaxRows / (2 * kPanel)];  // tokens, in whole pairs of panels, that some row of two panels sees
   bool last[kMaxRows / (2 * kPanel)];            // whether none of their rows sees anything behind this block

@@ -97,7 +97,7 @@ HWY_INLINE void reset_rows(Work& w, float reference) {
   for (std::int32_t r = 0; r < w.panels * kPanel; ++r) {
     w.s.bound[r] = r < w.rows ? w.piece.visible(r) : std::numeric_limits<std::int32_t>::max();
     w.s.max_log2[r] = reference;
-    w.s.sum[r] = 0;
+    w.s.sum[r] = w.s.weight[r] = 0;
   }
 }
 

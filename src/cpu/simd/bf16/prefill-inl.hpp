@@ -21,7 +21,7 @@
 // bf16, where they no longer matter much. The outputs wait until their strip is accumulated (Scratch::lag).
 //
 // Budget for 512 rows and 256 tokens a step at 192/128. L1: q of a strip 12 KB, a cell's keys 12, s 2 x 4, then p 16,
-// two column panels of v 16, their o 4. L2: q 197, k 2 x 98, v 2 x 66, o 262, lane sums 33 = 820 KB.
+// two column panels of v 16, their o 4. L2: q 197, k 2 x 98, v 2 x 66, o 262, lane sums 2 x 33 = 850 KB.
 #pragma once
 
 #include <cmath>
@@ -74,7 +74,9 @@ class AbsorbCell {
         s_(cell.s),
         reference_(w.s.max_log2 + cell.row()),
         sum_(w.s.sum + cell.row()),
+        weight_(w.s.weight + cell.row()),
         lane_sum_(w.s.lane_sum + cell.row() * kPanel),
+        lane_weight_(w.s.lane_weight + cell.row() * kPanel),
         lag_(w.s.lag + cell.row()),
         p_(w.s.p) {
     if (rows_ == 0) return;
@@ -104,17 +106,20 @@ class AbsorbCell {
     __m512 s0 = _mm512_load_ps(s), s1 = _mm512_load_ps(s + kPair * kPanel);
     if constexpr (masked) s0 = _mm512_mask_mov_ps(none, low, s0), s1 = _mm512_mask_mov_ps(none, high, s1);
     __m512 reference = _mm512_set1_ps(reference_[row_]);
-    __m512 x0 = _mm512_fmsub_ps(s0, scale, reference), x1 = _mm512_fmsub_ps(s1, scale, reference);
+    const auto x = [&](__m512 score) { return exponent(VF32{score}, VF32{scale}, VF32{reference}).raw; };
+    __m512 x0 = x(s0), x1 = x(s1);
     if (_mm512_cmp_ps_mask(_mm512_max_ps(x0, x1), _mm512_set1_ps(kMaxLag), _CMP_GT_OQ) != 0) [[unlikely]] {
       raise(_mm512_max_ps(s0, s1));
       reference = _mm512_set1_ps(reference_[row_]);
-      x0 = _mm512_fmsub_ps(s0, scale, reference), x1 = _mm512_fmsub_ps(s1, scale, reference);
+      x0 = x(s0), x1 = x(s1);
     }
     __m512 p0 = exp2_short(x0), p1 = exp2_short(x1);
     if constexpr (masked) p0 = _mm512_maskz_mov_ps(low, p0), p1 = _mm512_maskz_mov_ps(high, p1);
-    float* sum = lane_sum_ + row_ * kPanel;
+    const auto p = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(p1, p0));
+    float *sum = lane_sum_ + row_ * kPanel, *weight = lane_weight_ + row_ * kPanel;
     _mm512_store_ps(sum, _mm512_add_ps(_mm512_load_ps(sum), _mm512_add_ps(p0, p1)));
-    _mm512_store_si512(p_ + (t_ + row_) * kPair, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(p1, p0)));
+    _mm512_store_ps(weight, dot_pairs(_mm512_load_ps(weight), p, _mm512_set1_epi16(kOneBf16)));
+    _mm512_store_si512(p_ + (t_ + row_) * kPair, p);
   }
 
   // A row's new reference. What it has so far is made to match; its outputs follow with their strip.
@@ -124,10 +129,11 @@ class AbsorbCell {
     if (old == kNoReference) return;  // and nothing but zeros
     const float factor = std::exp2(old - best);
     sum_[row_] *= factor;
+    weight_[row_] *= factor;
     lag_[row_] *= factor;
     const __m512 factors = _mm512_set1_ps(factor);
-    float* sum = lane_sum_ + row_ * kPanel;
-    _mm512_store_ps(sum, _mm512_mul_ps(_mm512_load_ps(sum), factors));
+    for (float* lanes : {lane_sum_ + row_ * kPanel, lane_weight_ + row_ * kPanel})
+      _mm512_store_ps(lanes, _mm512_mul_ps(_mm512_load_ps(lanes), factors));
     for (std::int32_t t = 0; t < t_; t += kPair) {
       std::uint16_t* p = p_ + (t + row_) * kPair;
       const __m512i pairs = _mm512_load_si512(p);
@@ -140,7 +146,7 @@ class AbsorbCell {
   const std::int32_t rows_, t_;
   const float scale_;
   const float* const s_;
-  float *const reference_, *const sum_, *const lane_sum_, *const lag_;
+  float *const reference_, *const sum_, *const weight_, *const lane_sum_, *const lane_weight_, *const lag_;
   std::uint16_t* const p_;  // p[step / 32][32 rows][32]
   std::int32_t row_ = 0;
 };
@@ -207,7 +213,7 @@ class Strips {
       : w_(w), staging_(w, Math::turns(values(w, {.rows = std::min(kStrip, w.rows)}, kPrefillStep)) * strips()) {
     reset_rows(w, kNoReference);
     std::fill(w.s.lag, w.s.lag + w.panels * kPanel, 1.0f);
-    std::fill(w.s.lane_sum, w.s.lane_sum + w.panels * kPanel * kPanel, 0.0f);
+    for (float* lanes : {w.s.lane_sum, w.s.lane_weight}) std::fill(lanes, lanes + w.panels * kPanel * kPanel, 0.0f);
   }
 
   void run() {
@@ -279,10 +285,11 @@ class Strips {
   void close(std::int32_t panel) {
     closed_[panel / 2] = true;
     for (std::int32_t i = panel; i < panel + panels(panel); ++i) fold_panel(i, w_.folded);
-    finish_rows(w_.piece, panel * kPanel, panel * kPanel + rows(panel), w_.s.max_log2, w_.s.sum, [&](std::int32_t r) {
-      gather_panels(w_, r, w_.s.row);
-      return w_.s.row;
-    });
+    finish_rows(w_.piece, panel * kPanel, panel * kPanel + rows(panel), {w_.s.max_log2, w_.s.sum, w_.s.weight},
+                [&](std::int32_t r) {
+                  gather_panels(w_, r, w_.s.row);
+                  return w_.s.row;
+                });
   }
 
   // Scores a cell beside the softmax of the one before, and ends the strip of that one if it was its last.
@@ -357,10 +364,13 @@ class Strips {
 
   // Moves the running sums of a panel into the totals (kFoldTokens), and its outputs if it is in parts.
   HWY_INLINE void fold_panel(std::int32_t panel, bool outputs) {
-    for (std::int32_t r = panel * kPanel; r < (panel + 1) * kPanel; ++r) {
-      float* lanes = w_.s.lane_sum + static_cast<std::int64_t>(r) * kPanel;
-      w_.s.sum[r] += _mm512_reduce_add_ps(_mm512_load_ps(lanes));
+    const auto add_up = [](float* lanes, float& sum) {
+      sum += _mm512_reduce_add_ps(_mm512_load_ps(lanes));
       _mm512_store_ps(lanes, _mm512_setzero_ps());
+    };
+    for (std::int32_t r = panel * kPanel; r < (panel + 1) * kPanel; ++r) {
+      add_up(w_.s.lane_sum + static_cast<std::int64_t>(r) * kPanel, w_.s.sum[r]);
+      add_up(w_.s.lane_weight + static_cast<std::int64_t>(r) * kPanel, w_.s.weight[r]);
     }
     if (!outputs) return;
     const std::int64_t at = w_.o_panel(panel, 0);

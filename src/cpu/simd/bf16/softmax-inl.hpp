@@ -1,8 +1,6 @@
 // Scores to probabilities: references raised once a block, exponentials in slices between the products.
 #pragma once
 
-#include <bit>
-
 #include "cpu/simd/bf16/load-inl.hpp"
 #include "cpu/simd/softmax-inl.hpp"
 
@@ -36,60 +34,23 @@ HWY_INLINE void rescale_panel(const Work& w, float* outputs, std::int32_t panel,
     }
 }
 
-// Finds every row's largest score of a scored block. A slice is 32 tokens of a panel.
-class Maxima {
- public:
-  Maxima(const Work& w, const Block& block) : w_(w), block_(block) {
-    std::fill(block.best, block.best + w.panels * kPanel, kNegInf);
-  }
-
-  HWY_INLINE void step() {
-    if (panel_ >= w_.panels) return;
-    const std::int32_t tokens = std::min({kPair, block_.tokens - t_, block_.extent[panel_ / 2] - t_});
-    if (tokens <= 0) {
-      t_ = 0, ++panel_;
-      return;
-    }
-    const std::int32_t* bound = w_.s.bound + panel_ * kPanel;
-    const std::int32_t first = block_.first + t_;
-    const float* scores = block_.s + (static_cast<std::int64_t>(panel_) * kStep + t_) * kPanel;
-    const __m512 best = panel_maxima(scores, first, tokens, needs_mask(bound, first + tokens), bound).raw;
-    float* row = block_.best + panel_ * kPanel;
-    _mm512_storeu_ps(row, _mm512_max_ps(best, _mm512_loadu_ps(row)));
-    t_ += kPair;
-  }
-  HWY_INLINE void finish() {
-    while (panel_ < w_.panels) step();
-  }
-
- private:
-  const Work& w_;
-  const Block& block_;
-  std::int32_t panel_ = 0, t_ = 0;
-};
-
-// Raises the references of rows for a block whose maxima are known, and says in which panels one rose: one bit each.
-// Their outputs are to be rescaled before the block is added to them.
-HWY_INLINE std::uint32_t raise(Work& w, const Block& block) {
-  static_assert(kMaxRows / kPanel <= 32);
+// Raises the references of rows for a scored block, and rescales what those that rose have accumulated.
+HWY_INLINE void raise(Work& w, const Block& block) {
   const float scale_log2 = w.piece.score_scale * kLog2e;
-  std::uint32_t raised = 0;
   for (std::int32_t panel = 0; panel < w.panels; ++panel) {
-    const std::int32_t row = panel * kPanel;
+    const std::int32_t tokens = std::min(block.tokens, block.extent[panel / 2]), row = panel * kPanel;
     const PanelState state{w.s.max_log2 + row, w.s.sum + row, w.s.bound + row};
-    if (raise_panel(VF32{_mm512_loadu_ps(block.best + row)}, scale_log2, state, w.s.factor + row))
-      raised |= 1u << panel;
-  }
-  return raised;
-}
-
-HWY_INLINE void rescale(Work& w, std::uint32_t raised) {
-  for (; raised != 0; raised &= raised - 1) {
-    const std::int32_t panel = std::countr_zero(raised), row = panel * kPanel;
-    rescale_panel(w, w.s.o, panel, w.s.factor + row);
+    const float* scores = block.s + static_cast<std::int64_t>(row) * kStep;
+    const VF32 best =
+        panel_maxima(scores, block.first, tokens, needs_mask(state.bound, block.first + tokens), state.bound);
+    float factor[kPanel];
+    if (!raise_panel(best, scale_log2, state, factor)) continue;
+    rescale_panel(w, w.s.o, panel, factor);
+    for (std::int32_t r = 0; r < kPanel; ++r) w.s.weight[row + r] *= factor[r];
     if (!w.folded) continue;
-    rescale_panel(w, w.s.total_o, panel, w.s.factor + row);
-    for (std::int32_t r = row; r < row + kPanel; ++r) w.s.total_sum[r] *= w.s.factor[r];
+    rescale_panel(w, w.s.total_o, panel, factor);
+    for (std::int32_t r = 0; r < kPanel; ++r)
+      w.s.total_sum[row + r] *= factor[r], w.s.total_weight[row + r] *= factor[r];
   }
 }
 
@@ -97,6 +58,7 @@ HWY_INLINE void rescale(Work& w, std::uint32_t raised) {
 HWY_INLINE void fold_sums(Work& w) {
   fold(w.s.total_o, w.s.o, w.o_panel(w.panels, 0), !w.folded);
   fold(w.s.total_sum, w.s.sum, w.panels * kPanel, !w.folded);
+  fold(w.s.total_weight, w.s.weight, w.panels * kPanel, !w.folded);
   w.folded = true;
 }
 
@@ -104,17 +66,19 @@ HWY_INLINE void fold_sums(Work& w) {
 template <class Math>
 HWY_INLINE void finish_work(Work& w) {
   if (w.folded) fold_sums(w);
-  finish_rows(w.piece, 0, w.rows, w.s.max_log2, w.folded ? w.s.total_sum : w.s.sum, [&](std::int32_t r) {
-    Math::gather_row(w, r, w.s.row);
-    return w.s.row;
-  });
+  finish_rows(w.piece, 0, w.rows,
+              {w.s.max_log2, w.folded ? w.s.total_sum : w.s.sum, w.folded ? w.s.total_weight : w.s.weight},
+              [&](std::int32_t r) {
+                Math::gather_row(w, r, w.s.row);
+                return w.s.row;
+              });
 }
 
 // Probabilities of one token for a panel's rows, 0 for those that do not see it.
 template <bool masked>
 HWY_INLINE __m512 probability(const float* scores, __m512 scale, __m512 reference, const std::int32_t* bound,
                               std::int32_t token) {
-  const __m512 p = exp2_short(_mm512_fmsub_ps(_mm512_loadu_ps(scores), scale, reference));
+  const __m512 p = exp2_short(exponent(VF32{_mm512_loadu_ps(scores)}, VF32{scale}, VF32{reference}).raw);
   if constexpr (!masked) return p;
   return _mm512_maskz_mov_ps(_mm512_cmpgt_epi32_mask(_mm512_loadu_si512(bound), _mm512_set1_epi32(token)), p);
 }
@@ -156,7 +120,7 @@ class Absorb {
   static constexpr std::int32_t kTokens = layout == Probabilities::paired ? kPair : kPanel;  // of a tile
 
   HWY_INLINE void finish_tile() {
-    auto* tiles = reinterpret_cast<std::uint32_t*>(block_.p + static_cast<std::int64_t>(panel_) * kPanel * kStep);
+    auto* tiles = reinterpret_cast<std::uint32_t*>(w_.s.p + static_cast<std::int64_t>(panel_) * kPanel * kStep);
     if constexpr (layout == Probabilities::paired) {
       transpose_16x16(w_.s.pairs, kPanel, tiles + tile_ / kTokens * kPanel * kPanel, kPanel);
     } else {
@@ -178,6 +142,7 @@ class Absorb {
     const std::int32_t row = panel_ * kPanel, block_end = block_.first + block_.tokens;
     scores_ = block_.s + static_cast<std::int64_t>(panel_) * kStep * kPanel;
     sum_ = w_.s.sum + row;
+    weight_ = w_.s.weight + row;
     _mm512_storeu_ps(reference_, finite_reference({w_.s.max_log2 + row, sum_, w_.s.bound + row}).raw);
     const __m512i bound = _mm512_min_epi32(_mm512_loadu_si512(w_.s.bound + row), _mm512_set1_epi32(block_end));
     _mm512_storeu_si512(bound_, bound);
@@ -192,15 +157,19 @@ class Absorb {
     };
     const __m512 p0 = at(t_), p1 = at(t_ + 1), p2 = at(t_ + 2), p3 = at(t_ + 3);
     std::uint32_t* words = w_.s.pairs + (t_ - tile_) * kPanel / (kTokens / kPanel);
+    __m512 weight = _mm512_loadu_ps(weight_);
+    const auto put = [&](__m512i probabilities) {
+      _mm512_storeu_si512(words, probabilities);
+      weight = dot_pairs(weight, probabilities, _mm512_set1_epi16(kOneBf16));
+      words += kPanel;
+    };
     if constexpr (layout == Probabilities::paired) {
-      _mm512_storeu_si512(words, pair_bf16(p0, p1));
-      _mm512_storeu_si512(words + kPanel, pair_bf16(p2, p3));
+      put(pair_bf16(p0, p1));
+      put(pair_bf16(p2, p3));
     } else {
-      _mm512_storeu_si512(words, _mm512_cvtepu16_epi32(round_bf16(p0)));
-      _mm512_storeu_si512(words + kPanel, _mm512_cvtepu16_epi32(round_bf16(p1)));
-      _mm512_storeu_si512(words + 2 * kPanel, _mm512_cvtepu16_epi32(round_bf16(p2)));
-      _mm512_storeu_si512(words + 3 * kPanel, _mm512_cvtepu16_epi32(round_bf16(p3)));
+      for (const __m512 p : {p0, p1, p2, p3}) put(_mm512_cvtepu16_epi32(round_bf16(p)));
     }
+    _mm512_storeu_ps(weight_, weight);
     const __m512 sum = _mm512_add_ps(_mm512_add_ps(p0, p1), _mm512_add_ps(p2, p3));
     _mm512_storeu_ps(sum_, _mm512_add_ps(_mm512_loadu_ps(sum_), sum));
   }
@@ -211,7 +180,7 @@ class Absorb {
   std::int32_t panel_, end_ = 0, t_ = 0, tile_ = 0;
   bool masked_ = false;
   const float* scores_ = nullptr;
-  float* sum_ = nullptr;
+  float *sum_ = nullptr, *weight_ = nullptr;
   alignas(64) float reference_[kPanel];
   alignas(64) std::int32_t bound_[kPanel];
 };
