@@ -39,6 +39,12 @@ Status bad(const char* field, const char* expected, std::int64_t got) {
 Status check_config(const PlanConfig& config) {
   const Limits& limits = config.limits;
   const CostModel& cost = config.cost;
+  // Enums that came as bare numbers through a cast can be anything.
+  if (config.op > Op::prefill) return bad("op", "decode (0) or prefill (1)", static_cast<std::int64_t>(config.op));
+  if (config.mask > Mask::none) return bad("mask", "causal (0) or none (1)", static_cast<std::int64_t>(config.mask));
+  if (config.policy.kind > PolicyKind::batch_invariant)
+    return bad("policy.kind", "balanced (0), uniform (1) or batch_invariant (2)",
+               static_cast<std::int64_t>(config.policy.kind));
   if (config.heads < 1) return bad("heads", ">= 1", config.heads);
   if (config.row_tile < 1 || config.row_tile > kMaxRowTile) return bad("row_tile", "1 .. 4096", config.row_tile);
   if (config.kv_block < 1) return bad("kv_block", ">= 1", config.kv_block);

@@ -56,8 +56,15 @@ PlanConfig read_config(Bytes& in) {
   const auto mask_and_op = in.raw<std::uint8_t>();
   config.mask = mask_and_op % 2 == 0 ? Mask::causal : Mask::none;
   config.op = mask_and_op < 0x80 ? Op::decode : Op::prefill;
+  // Enums come through casts too: now and then any byte.
+  if (mask_and_op == 0xff) {
+    config.mask = static_cast<Mask>(in.raw<std::uint8_t>());
+    config.op = static_cast<Op>(in.raw<std::uint8_t>());
+  }
   config.shared_cache_tokens = std::int64_t{1000} * (mask_and_op / 2 % 0x20);
-  config.policy = {static_cast<PolicyKind>(in.raw<std::uint8_t>() % 3), in.any_or_up_to(300)};
+  const auto kind = in.raw<std::uint8_t>();
+  config.policy.kind = static_cast<PolicyKind>(kind == 0xff ? in.raw<std::uint8_t>() : kind % 3);
+  config.policy.n = in.any_or_up_to(300);
   config.cost = {.piece_ticks = in.any_or_up_to(30000),
                  .split_ticks = in.any_or_up_to(30000),
                  .block_ticks = in.any_or_up_to(5000),

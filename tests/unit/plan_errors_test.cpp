@@ -35,6 +35,12 @@ struct BadConfig {
 };
 
 const BadConfig kBadConfigs[] = {
+    {"op", [](PlanConfig& c) { c.op = static_cast<Op>(2); }},
+    {"op", [](PlanConfig& c) { c.op = static_cast<Op>(255); }},
+    {"mask", [](PlanConfig& c) { c.mask = static_cast<Mask>(2); }},
+    {"mask", [](PlanConfig& c) { c.mask = static_cast<Mask>(255); }},
+    {"policy.kind", [](PlanConfig& c) { c.policy.kind = static_cast<PolicyKind>(3); }},
+    {"policy.kind", [](PlanConfig& c) { c.policy.kind = static_cast<PolicyKind>(255); }},
     {"heads", [](PlanConfig& c) { c.heads = 0; }},
     {"heads", [](PlanConfig& c) { c.heads = -1; }},
     {"row_tile", [](PlanConfig& c) { c.row_tile = 0; }},
