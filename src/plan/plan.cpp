@@ -1,6 +1,7 @@
 #include "latte/plan.hpp"
 
 #include <algorithm>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -157,7 +158,12 @@ Result<OwnedPlan> OwnedPlan::make(const PlanConfig& config, const StepLengths& l
   const Result<PlanSizes> sizes = plan_sizes(config);
   if (!sizes.ok()) return sizes.status();
   OwnedPlan owned;
-  owned.words_.resize(static_cast<std::size_t>(sizes->words));
+  try {
+    owned.words_.resize(static_cast<std::size_t>(sizes->words));
+  } catch (const std::bad_alloc&) {
+    return Status{Code::out_of_memory, "limits", "a plan that fits this machine's memory",
+                  std::to_string(sizes->words) + " words"};
+  }
   Result<Plan> plan = make_plan(config, lengths, owned.words_);
   if (!plan.ok()) return plan.status();
   owned.plan_ = *plan;

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdlib>
+#include <limits>
 #include <new>
 
 namespace latte::allocation_count {
@@ -10,9 +11,12 @@ namespace {
 
 std::atomic<bool> counting{false};
 std::atomic<std::int64_t> allocations{0};
+constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max();
+std::atomic<std::size_t> most{kNoLimit};
 
 void* counted(std::size_t bytes, std::size_t alignment) {
   if (counting.load(std::memory_order_relaxed)) allocations.fetch_add(1);
+  if (bytes > most.load(std::memory_order_relaxed)) throw std::bad_alloc();
   // aligned_alloc wants a size that is a multiple of the alignment.
   void* memory = alignment <= alignof(std::max_align_t)
                      ? std::malloc(bytes > 0 ? bytes : 1)
@@ -34,6 +38,10 @@ std::int64_t AllocationCount::stop() {
   counting = false;
   return allocations;
 }
+
+AllocationLimit::AllocationLimit(std::size_t most_bytes) { most = most_bytes; }
+
+AllocationLimit::~AllocationLimit() { most = kNoLimit; }
 
 }  // namespace latte::allocation_count
 

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "latte/plan.hpp"
+#include "tests/unit/allocation_count.hpp"
 
 namespace latte {
 namespace {
@@ -140,6 +141,20 @@ TEST(PlanErrors, LengthsAtTheLimitsArePlanned) {
   const Result<OwnedPlan> plan =
       OwnedPlan::make(good_config(), {.seq_lens = seq_lens, .query_start = query_start, .visible = {}});
   EXPECT_TRUE(plan.ok()) << plan.status().message();
+}
+
+TEST(PlanErrors, APlanThatMemoryHasNoRoomForIsAnErrorAndNotAnException) {
+  PlanConfig config = good_config();
+  config.limits.max_requests = 100'000;
+  const std::vector<std::int32_t> seq_lens{1}, query_start{0, 1};
+  const StepLengths lengths{.seq_lens = seq_lens, .query_start = query_start, .visible = {}};
+  ASSERT_TRUE(OwnedPlan::make(config, lengths).ok());
+  const allocation_count::AllocationLimit short_of_memory(1 << 20);
+  const Result<OwnedPlan> plan = OwnedPlan::make(config, lengths);
+  ASSERT_FALSE(plan.ok());
+  EXPECT_EQ(plan.status().code(), Code::out_of_memory);
+  EXPECT_EQ(plan.status().field(), "limits");
+  EXPECT_EQ(plan.status().got(), std::to_string(plan_sizes(config)->words) + " words");
 }
 
 TEST(PlanErrors, ABufferOneWordTooSmallIsRefusedUntouched) {
