@@ -10,7 +10,15 @@
 namespace latte::backend {
 namespace {
 
-bool fits_int32(std::int64_t extent) { return extent >= 0 && extent <= std::numeric_limits<std::int32_t>::max(); }
+constexpr std::int64_t kMaxInt = std::numeric_limits<std::int32_t>::max();
+
+bool fits_int32(std::int64_t extent) { return extent >= 0 && extent <= kMaxInt; }
+
+// Of a cache [pages, page_size, W]; other ranks are for validate_cache to refuse.
+Status check_page_size(const ConstTensorView& cache) {
+  if (cache.rank != 3 || (cache.shape[1] >= 1 && cache.shape[1] <= kMaxInt)) return {};
+  return invalid("kv_cache", "pages of 1 .. " + text(kMaxInt) + " tokens", text(cache.shape[1]));
+}
 
 bool same_layout(const ConstTensorView& a, const ConstTensorView& b) {
   bool same = a.dtype == b.dtype;
@@ -86,7 +94,7 @@ Status check_out_start(const GatherKvArgs& args, Place place) {
   for (std::size_t b = 0; b + 1 < starts.size(); ++b) {
     if (starts[b + 1] < starts[b])
       return invalid("out_start[" + text(b + 1) + "]", ">= " + text(starts[b]), text(starts[b + 1]));
-    if (starts[b + 1] - starts[b] > std::numeric_limits<std::int32_t>::max() - args.first_token)
+    if (starts[b + 1] - starts[b] > kMaxInt - args.first_token)
       return invalid("first_token", "token positions below 2^31", text(args.first_token));
   }
   if (starts.back() != args.tokens)
@@ -114,8 +122,7 @@ Status validate_gather_kv_args(const GatherKvArgs& args, Place place) {
     return invalid("out", "rows of 576 values, as fp8_ds_mla has", text(out.shape[1]));
   if (!rows_disjoint(args.tokens, out.stride[0], 1, 0, out.shape[1]))
     return invalid("out", "rows that do not overlap", "stride " + text(out.stride[0]));
-  if (args.kv_cache.rank == 3 && (args.kv_cache.shape[1] < 1 || !fits_int32(args.kv_cache.shape[1])))
-    return invalid("kv_cache", "pages of at least one token", text(args.kv_cache.shape[1]));
+  LATTE_RETURN_IF_ERROR(check_page_size(args.kv_cache));
   // Only the sum of the two widths matters here.
   const DecodeProblem cache{
       .heads = 1,
@@ -142,7 +149,7 @@ Status validate_merge_args(std::span<const Partial> partials, const TensorView& 
                                          .align_bytes = required_alignment(place)}));
   for (std::size_t axis = 1; axis < 3; ++axis)
     if (out.shape[axis] < 1 || !fits_int32(out.shape[axis]))
-      return invalid("out", "at least one head and one value", shape_text({out.shape.data(), 3}));
+      return invalid("out", "1 .. " + text(kMaxInt) + " heads and values", shape_text({out.shape.data(), 3}));
   if (out.shape[2] % 16 != 0) return unsupported("out", "a width that is a multiple of 16", text(out.shape[2]));
   LATTE_RETURN_IF_ERROR(check_disjoint(out, "out", out.shape[0], out.shape[2]));
   if (given(lse)) {
@@ -176,8 +183,7 @@ Status validate_write_kv_args(const WriteKvArgs& args, Place place) {
                                           .align_bytes = required_alignment(place)}));
   if (!fits_int32(kv_c.shape[1])) return invalid("kv_c", "a 32-bit width", text(kv_c.shape[1]));
   if (!fits_int32(k_pe.shape[1])) return invalid("k_pe", "a 32-bit width", text(k_pe.shape[1]));
-  if (cache.rank == 3 && (cache.shape[1] < 1 || !fits_int32(cache.shape[1])))
-    return invalid("kv_cache", "pages of at least one token", text(cache.shape[1]));
+  LATTE_RETURN_IF_ERROR(check_page_size(cache));
   const DecodeProblem problem{.heads = 1,
                               .latent = static_cast<std::int32_t>(kv_c.shape[1]),
                               .rope = static_cast<std::int32_t>(k_pe.shape[1]),

@@ -19,6 +19,8 @@
 //               records <= tiles + W - 1,  partials <= 2 * (W - 1).
 #include <algorithm>
 #include <limits>
+#include <string>
+#include <utility>
 
 #include "core/checked.hpp"
 #include "plan/layout.hpp"
@@ -148,13 +150,14 @@ namespace latte {
 Result<PlanSizes> plan_sizes(const PlanConfig& config) {
   if (Status status = plan::check_config(config); !status.ok()) return status;
   const Limits limits = plan::resolve(config.limits);
-  const auto too_large = [](const char* field, const char* expected) {
-    return Status{Code::out_of_limits, field, expected, "more"};
+  const auto too_large = [](const char* field, const char* expected, std::string got) {
+    return Status{Code::out_of_limits, field, expected, std::move(got)};
   };
 
   constexpr std::int64_t kMaxInt = std::numeric_limits<std::int32_t>::max();
   const std::int64_t total_rows = static_cast<std::int64_t>(limits.max_total_query_tokens) * config.heads;
-  if (total_rows > kMaxInt) return too_large("limits.max_total_query_tokens", "tokens * heads below 2^31");
+  if (total_rows > kMaxInt)
+    return too_large("limits.max_total_query_tokens", "tokens * heads below 2^31", std::to_string(total_rows));
   const bool prefill = config.op == Op::prefill;
   const std::int64_t longest_query = std::min(limits.max_query_tokens, limits.max_total_query_tokens);
   const std::int64_t tiles_per_request = prefill ? ceil_div(longest_query, config.row_tile) * config.heads
@@ -166,9 +169,12 @@ Result<PlanSizes> plan_sizes(const PlanConfig& config) {
   sizes.tiles = std::min(requests * tiles_per_request,
                          prefill ? (requests + limits.max_total_query_tokens / config.row_tile) * config.heads
                                  : requests + total_rows / config.row_tile);
-  if (sizes.tiles > kMaxInt / 64) return too_large("limits.max_requests", "below 2^25 tiles");
+  if (sizes.tiles > kMaxInt / 64)
+    return too_large("limits.max_requests", "below 2^25 tiles", std::to_string(sizes.tiles));
+  // The sum itself may not fit 64 bits.
   if (!plan::costs_fit(config, limits, tiles_per_request, sizes.tiles))
-    return too_large("limits.max_total_kv_tokens", "summed costs below 2^60 ticks");
+    return too_large("limits.max_total_kv_tokens", "summed costs below 2^60 ticks",
+                     "more for " + std::to_string(limits.max_total_kv_tokens) + " tokens");
 
   switch (config.policy.kind) {
     case PolicyKind::balanced: {
@@ -184,7 +190,7 @@ Result<PlanSizes> plan_sizes(const PlanConfig& config) {
     case PolicyKind::batch_invariant: {
       const std::int64_t chunk = round_up(config.policy.n, config.kv_block);
       const std::int64_t extra = chunk == 0 ? 0 : tiles_per_request * (limits.max_total_kv_tokens / chunk);
-      if (extra > kMaxInt) return too_large("limits.max_total_kv_tokens", "below 2^31 chunks");
+      if (extra > kMaxInt) return too_large("limits.max_total_kv_tokens", "below 2^31 chunks", std::to_string(extra));
       sizes.records = sizes.tiles + extra;
       sizes.partials = std::min(sizes.records, 2 * extra);
       break;
@@ -193,7 +199,8 @@ Result<PlanSizes> plan_sizes(const PlanConfig& config) {
   sizes.partial_rows = sizes.partials * config.row_tile;
   sizes.words = plan::words_needed(config, sizes);
   if (sizes.words > kMaxInt || sizes.partial_rows > kMaxInt)
-    return too_large("limits", "a plan below 2^31 words and partial rows");
+    return too_large("limits", "a plan below 2^31 words and partial rows",
+                     std::to_string(sizes.words) + " words and " + std::to_string(sizes.partial_rows) + " rows");
   return sizes;
 }
 

@@ -171,5 +171,34 @@ TEST(BadInput, EveryBrokenWriteNamesItsField) {
   latte_backend_close(c_backend, nullptr);
 }
 
+// "At least one" would be no help to somebody who has 2^31.
+TEST(BadInput, ExtentsThatAreTooLargeAreToldTheLargest) {
+  constexpr std::int64_t kTooLarge = std::int64_t{1} << 31;
+  const auto expect_bound = [](const Status& status, const char* field) {
+    expect_error(answer(status), invalid_argument, field);
+    EXPECT_NE(status.expected().find("1 .. 2147483647"), std::string::npos) << status.message();
+    EXPECT_NE(status.got().find("2147483648"), std::string::npos) << status.message();
+  };
+  const auto host = backend::Place::host;
+  MergeCall heads, values;
+  heads.out_view.shape[1] = kTooLarge;
+  values.out_view.shape[2] = kTooLarge;
+  for (const MergeCall* call : {&heads, &values})
+    expect_bound(backend::validate_merge_args(call->parts, call->out_view, call->lse_view, host), "out");
+
+  WriteCall write;
+  write.args.kv_cache.shape[1] = kTooLarge;
+  expect_bound(backend::validate_write_kv_args(write.args, host), "kv_cache");
+
+  const std::vector<std::int32_t> out_start{0, 1};
+  std::vector<float> row(48);
+  const GatherKvArgs gather{.kv_cache = write.args.kv_cache,
+                            .format = KvFormat::f32,
+                            .out_start = out_start,
+                            .tokens = 1,
+                            .out = dense(row.data(), Dtype::f32, {1, 48})};
+  expect_bound(backend::validate_gather_kv_args(gather, host), "kv_cache");
+}
+
 }  // namespace
 }  // namespace latte::bad_input

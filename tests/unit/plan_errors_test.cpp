@@ -206,6 +206,37 @@ TEST(PlanErrors, HugeLimitsDoNotOverflow) {
   }
 }
 
+TEST(PlanErrors, WhatIsTooMuchIsToldInNumbers) {
+  const struct {
+    const char* got;  // its end
+    void (*spoil)(PlanConfig&);
+  } rows[] = {
+      {"4294967294", [](PlanConfig& c) { c.limits.max_total_query_tokens = kHuge; }},
+      {"2147483647", [](PlanConfig& c) { c.limits.max_requests = kHuge; }},
+      {"9223372036854775807 tokens",
+       [](PlanConfig& c) { c.limits.max_total_kv_tokens = std::numeric_limits<std::int64_t>::max(); }},
+      {"2251799813685248",
+       [](PlanConfig& c) {
+         c.kv_block = 1;
+         c.cost = {};
+         c.policy = Policy::batch_invariant(1);
+         c.limits.max_total_kv_tokens = std::int64_t{1} << 51;
+       }},
+      {"words and 68719476736 rows",
+       [](PlanConfig& c) {
+         c.policy = Policy::uniform(4096);
+         c.limits.max_requests = 1 << 20;
+       }},
+  };
+  for (const auto& row : rows) {
+    PlanConfig config = good_config();
+    row.spoil(config);
+    const Status status = plan_sizes(config).status();
+    EXPECT_EQ(status.code(), Code::out_of_limits) << row.got;
+    EXPECT_TRUE(status.got().ends_with(row.got)) << status.message() << ", wanted " << row.got;
+  }
+}
+
 TEST(PlanErrors, AGranuleOfAnySizeIsOneGranule) {
   PlanConfig config = good_config();
   config.cost = {.piece_ticks = 0, .split_ticks = 0, .block_ticks = 0, .granule_ticks = 5, .row_granule = kHuge};
