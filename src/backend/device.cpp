@@ -1,6 +1,8 @@
 #include "latte/device.hpp"
 
+#include <cstddef>
 #include <cstring>
+#include <limits>
 #include <new>
 #include <utility>
 
@@ -22,6 +24,19 @@ Status check_stream(const Backend& backend, Stream stream) {
   return backend::validate_stream(backend.impl().place(), stream);
 }
 
+Status check_copy(const Backend& backend, const void* device, const void* host, std::size_t bytes, Stream stream) {
+  LATTE_RETURN_IF_ERROR(check_stream(backend, stream));
+  if (bytes > 0 && device == nullptr) return backend::missing("device", "a pointer", "null");
+  if (bytes > 0 && host == nullptr) return backend::missing("host", "a pointer", "null");
+  return {};
+}
+
+// Nothing, too, for sizes that no address range has: rounded up to the alignment they would wrap.
+void* allocate_on_host(std::size_t bytes) {
+  constexpr std::size_t kMost = std::numeric_limits<std::ptrdiff_t>::max();
+  return bytes <= kMost ? ::operator new(bytes > 0 ? bytes : 1, kHostAlignment, std::nothrow) : nullptr;
+}
+
 }  // namespace
 
 Result<DeviceMemory> DeviceMemory::allocate(const Backend& backend, std::size_t bytes) {
@@ -31,7 +46,7 @@ Result<DeviceMemory> DeviceMemory::allocate(const Backend& backend, std::size_t 
     if (!given.ok()) return given.status();
     memory.data_ = static_cast<std::byte*>(*given);
   } else {
-    memory.data_ = static_cast<std::byte*>(::operator new(bytes > 0 ? bytes : 1, kHostAlignment, std::nothrow));
+    memory.data_ = static_cast<std::byte*>(allocate_on_host(bytes));
     if (memory.data_ == nullptr) return Status(Code::out_of_memory, "memory", backend::text(bytes) + " bytes", "none");
   }
   memory.backend_ = backend;
@@ -57,7 +72,7 @@ DeviceMemory::~DeviceMemory() {
 }
 
 Status copy_to_device(const Backend& backend, void* device, const void* host, std::size_t bytes, Stream stream) {
-  LATTE_RETURN_IF_ERROR(check_stream(backend, stream));
+  LATTE_RETURN_IF_ERROR(check_copy(backend, device, host, bytes, stream));
   if (cuda::Device* gpu = backend.impl().device()) {
     LATTE_RETURN_IF_ERROR(gpu->copy(device, host, bytes, cuda::Copy::to_device, stream));
     return gpu->synchronize(stream);
@@ -67,7 +82,7 @@ Status copy_to_device(const Backend& backend, void* device, const void* host, st
 }
 
 Status copy_to_host(const Backend& backend, void* host, const void* device, std::size_t bytes, Stream stream) {
-  LATTE_RETURN_IF_ERROR(check_stream(backend, stream));
+  LATTE_RETURN_IF_ERROR(check_copy(backend, device, host, bytes, stream));
   if (cuda::Device* gpu = backend.impl().device()) {
     LATTE_RETURN_IF_ERROR(gpu->copy(host, device, bytes, cuda::Copy::to_host, stream));
     return gpu->synchronize(stream);

@@ -2,6 +2,8 @@
 // come from elsewhere.
 #include "latte/device.hpp"
 
+#include <limits>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -31,6 +33,32 @@ TEST(DeviceOnCpu, MemoryIsTheHosts) {
   EXPECT_TRUE(copy_to_host(backend, back, moved.data(), sizeof back).ok());
   EXPECT_STREQ(back, text);
   EXPECT_TRUE(backend.synchronize().ok());
+}
+
+// Aligned allocation rounds sizes up, past the largest number to a small one.
+TEST(DeviceOnCpu, MemoryThatNoMachineHasIsRefused) {
+  const Backend backend = Backend::open({.threads = 1}).value();
+  constexpr std::size_t kMost = std::numeric_limits<std::size_t>::max();
+  for (const std::size_t bytes : {kMost, kMost - 255, kMost - 4096, kMost / 2 + 1}) {
+    const Result<DeviceMemory> memory = DeviceMemory::allocate(backend, bytes);
+    ASSERT_FALSE(memory.ok()) << bytes;
+    EXPECT_EQ(memory.status().code(), Code::out_of_memory);
+    EXPECT_EQ(memory.status().field(), "memory");
+    EXPECT_NE(memory.status().expected().find(std::to_string(bytes)), std::string::npos) << memory.status().message();
+  }
+}
+
+TEST(DeviceOnCpu, CopiesFromAndToNowhereAreErrorsUnlessEmpty) {
+  const Backend backend = Backend::open({.threads = 1}).value();
+  char byte = 7;
+  EXPECT_EQ(copy_to_device(backend, nullptr, &byte, 1).field(), "device");
+  EXPECT_EQ(copy_to_device(backend, &byte, nullptr, 1).field(), "host");
+  EXPECT_EQ(copy_to_host(backend, &byte, nullptr, 1).field(), "device");
+  EXPECT_EQ(copy_to_host(backend, nullptr, &byte, 1).field(), "host");
+  EXPECT_EQ(copy_to_host(backend, nullptr, &byte, 1).code(), Code::missing_argument);
+  EXPECT_EQ(byte, 7);
+  EXPECT_TRUE(copy_to_device(backend, nullptr, nullptr, 0).ok());
+  EXPECT_TRUE(copy_to_host(backend, nullptr, nullptr, 0).ok());
 }
 
 TEST(DeviceOnCpu, StreamsGraphsAndTimersAreUnsupported) {
