@@ -225,8 +225,9 @@ Status CpuImpl::write_kv(const WriteKvArgs& args) {
 Result<Ceilings> CpuImpl::measure_ceilings(std::string_view kernel) {
   const auto listing = usable_kernel(kernel);
   if (!listing.ok()) return listing.status();
-  const cpu::MeasuredCeilings measured = cpu::measure_ceilings(workers_, *(*listing)->kernel);
-  return Ceilings{.read_gbps = measured.read_gbps, .tflops = measured.tflops};
+  const Result<cpu::MeasuredCeilings> measured = cpu::measure_ceilings(workers_, *(*listing)->kernel);
+  if (!measured.ok()) return measured.status();
+  return Ceilings{.read_gbps = measured->read_gbps, .tflops = measured->tflops};
 }
 
 Result<std::shared_ptr<Impl>> open_cpu(const BackendOptions& options) {

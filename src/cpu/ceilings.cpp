@@ -1,5 +1,6 @@
 // What the machine can do at best, on the very threads that run decode: streaming reads and the kernel's products.
 #include <algorithm>
+#include <string>
 #include <sys/mman.h>
 #include <vector>
 
@@ -37,9 +38,10 @@ void read_share(void* opaque, std::int32_t worker) {
   keep(sums[0]);
 }
 
-double read_gbps(Workers& workers) {
+Result<double> read_gbps(Workers& workers) {
   void* memory = mmap(nullptr, kReadBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) return 0;
+  if (memory == MAP_FAILED)
+    return Status(Code::out_of_memory, "memory", std::to_string(kReadBytes) + " bytes to read from", "none");
   madvise(memory, kReadBytes, MADV_HUGEPAGE);
   Reading reading{static_cast<const std::uint64_t*>(memory),
                   kReadBytes / sizeof(std::uint64_t) / static_cast<std::size_t>(workers.count())};
@@ -67,14 +69,16 @@ void burn_share(void* opaque, std::int32_t worker) {
 
 }  // namespace
 
-MeasuredCeilings measure_ceilings(Workers& workers, const Kernel& kernel) {
+Result<MeasuredCeilings> measure_ceilings(Workers& workers, const Kernel& kernel) {
   Burning burning{kernel, std::vector<double>(static_cast<std::size_t>(workers.count()))};
   const Stopwatch watch;
   workers.run(workers.count(), burn_share, &burning);
   const double seconds = watch.seconds();
   double operations = 0;
   for (const double each : burning.operations) operations += each;
-  return {.read_gbps = read_gbps(workers), .tflops = operations / seconds * 1e-12};
+  const Result<double> gbps = read_gbps(workers);
+  if (!gbps.ok()) return gbps.status();
+  return MeasuredCeilings{.read_gbps = *gbps, .tflops = operations / seconds * 1e-12};
 }
 
 }  // namespace latte::cpu

@@ -1,6 +1,6 @@
 // The CPU room's front door: what the backend room needs to run decode, prefill, merge, cache writes and gathers on
 // resident threads.
-// Arguments here are validated already; nothing below returns an error.
+// Arguments here are validated already; nothing below returns an error, but for what asks the system for memory.
 #pragma once
 
 #include <cstddef>
@@ -13,6 +13,7 @@
 #include "cpu/workers.hpp"
 #include "latte/plan.hpp"
 #include "latte/problem.hpp"
+#include "latte/status.hpp"
 #include "latte/tensor.hpp"
 
 namespace latte::cpu {
@@ -171,10 +172,11 @@ struct GatherKvCall {
 };
 void run_gather_kv(Workers& workers, const GatherKvCall& call);
 
-// Streaming read bandwidth and the kernel's arithmetic rate on all workers; about a second.
+// Streaming read bandwidth and the kernel's arithmetic rate on all workers; about a second. An error where there is no
+// memory to read.
 struct MeasuredCeilings {
   double read_gbps, tflops;
 };
-MeasuredCeilings measure_ceilings(Workers& workers, const Kernel& kernel);
+Result<MeasuredCeilings> measure_ceilings(Workers& workers, const Kernel& kernel);
 
 }  // namespace latte::cpu
