@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "cli/bench.hpp"
+#include "cli/spec_case.hpp"
 #include "latte/latte.hpp"
 #include "testkit/device_batch.hpp"
 #include "testkit/device_prefill.hpp"
@@ -100,9 +101,9 @@ Result<std::vector<Batch>> make_batches(const Backend& backend, const Case& desc
   if (!copies) return copies.status();
   const Result<std::size_t> free = free_memory(backend);
   if (!free) return free.status();
-  if (*copies * description.bytes() > 0.9 * static_cast<double>(*free))
-    return Status(Code::out_of_memory, "device memory",
-                  fmt::format("{:.1f} GiB for the tensors", *copies * description.bytes() / (1 << 30)),
+  const double bytes = *copies * memory_bytes(description);
+  if (bytes > 0.9 * static_cast<double>(*free))
+    return Status(Code::out_of_memory, "device memory", fmt::format("{:.1f} GiB for the tensors", bytes / (1 << 30)),
                   fmt::format("{:.1f} GiB free", static_cast<double>(*free) / (1 << 30)));
   std::vector<Batch> batches;
   Case copy = description;

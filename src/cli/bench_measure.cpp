@@ -37,7 +37,7 @@ template <class Batch, class Case>
 Result<std::vector<Batch>> make_batches(const Case& description, std::int64_t working_set) {
   const Result<std::int32_t> copies = working_set_copies(rotating_bytes(description), working_set);
   if (!copies) return copies.status();
-  if (Status status = check_memory(*copies * description.bytes()); !status.ok()) return status;
+  if (Status status = check_memory(*copies * memory_bytes(description)); !status.ok()) return status;
   std::vector<Batch> batches;
   Case copy = description;
   for (std::int32_t i = 0; i < *copies; ++i) {
@@ -107,9 +107,7 @@ Result<BenchRow> measure_with(const Backend& backend, const BatchSpec& spec, con
 }  // namespace
 
 double rotating_bytes(const testkit::DecodeCase& description) {
-  return static_cast<double>(description.kv_tokens()) *
-         static_cast<double>(kv_token_elements(description.kv_format, description.latent, description.rope)) *
-         static_cast<double>(dtype_bytes(kv_element_dtype(description.kv_format)));
+  return static_cast<double>(description.kv_tokens()) * description.kv_token_bytes();
 }
 
 double rotating_bytes(const testkit::PrefillCase& description) { return description.bytes(); }

@@ -34,7 +34,7 @@ int write(const CaptureOptions& options, Case description) {
   if (!backend) return fail(backend.status());
   if (const Support support = backend->supports(description.problem()); !support.ok) return fail(support.reason);
   description.seed = options.seed;
-  if (const Status status = check_memory(description.bytes()); !status.ok()) return fail(status);
+  if (const Status status = check_memory(memory_bytes(description)); !status.ok()) return fail(status);
   const Batch batch(description, testkit::Fill::fast);
   testkit::OracleResult expect;
   if (options.with_expect) expect = truth_of(batch);

@@ -1,5 +1,7 @@
 #include "cli/spec_case.hpp"
 
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <unistd.h>
 
@@ -58,6 +60,16 @@ testkit::PrefillCase make_case(const BatchSpec& spec, const PrefillShape& shape)
                            {.query_tokens = group.query_tokens, .kv_tokens = group.kv_tokens});
   return result;
 }
+
+double memory_bytes(const testkit::DecodeCase& description) {
+  const double page = description.page_size;
+  double pages = 0;
+  for (const testkit::RequestLengths& request : description.requests) pages += std::ceil(request.kv_tokens / page);
+  const double unused_tokens = std::max(1.0, pages) * page - static_cast<double>(description.kv_tokens());
+  return description.bytes() + unused_tokens * description.kv_token_bytes();
+}
+
+double memory_bytes(const testkit::PrefillCase& description) { return description.bytes(); }
 
 Status check_memory(double bytes) {
   const double available = available_bytes();

@@ -87,15 +87,15 @@ void DecodeBatch::set_lengths() {
 
 void DecodeBatch::assign_pages(Rng& rng, Fill fill) {
   std::int64_t needed = 0;
-  for (std::int32_t length : seq_lens_) needed += (length + case_.page_size - 1) / case_.page_size;
+  for (std::int64_t length : seq_lens_) needed += (length + case_.page_size - 1) / case_.page_size;
   const std::int64_t spare = fill == Fill::checked ? kSparePages : 0;
   pages_.count = static_cast<std::int32_t>(std::max<std::int64_t>(1, needed + spare));
   std::vector<std::int32_t> ids(pages_.count);
   std::iota(ids.begin(), ids.end(), 0);
   for (std::int32_t i = pages_.count - 1; i > 0; --i) std::swap(ids[i], ids[rng.between(0, i)]);
   auto next = ids.begin();
-  for (std::int32_t length : seq_lens_) {
-    const std::int32_t count = (length + case_.page_size - 1) / case_.page_size;
+  for (std::int64_t length : seq_lens_) {
+    const std::int64_t count = (length + case_.page_size - 1) / case_.page_size;
     pages_.of_request.emplace_back(next, next + count);
     next += count;
   }

@@ -145,11 +145,14 @@ double DecodeCase::flops() const {
   return 2.0 * heads * query_kv_pairs * (2.0 * latent + rope);
 }
 
+double DecodeCase::kv_token_bytes() const {
+  return static_cast<double>(kv_token_elements(kv_format, latent, rope)) *
+         static_cast<double>(dtype_bytes(kv_element_dtype(kv_format)));
+}
+
 double DecodeCase::bytes() const {
-  const double token_bytes = static_cast<double>(kv_token_elements(kv_format, latent, rope)) *
-                             static_cast<double>(dtype_bytes(kv_element_dtype(kv_format)));
   const double rows = static_cast<double>(query_tokens()) * heads;
-  return static_cast<double>(kv_tokens()) * token_bytes +
+  return static_cast<double>(kv_tokens()) * kv_token_bytes() +
          rows * (latent + rope) * static_cast<double>(dtype_bytes(q_dtype)) +
          rows * latent * static_cast<double>(dtype_bytes(out_dtype));
 }

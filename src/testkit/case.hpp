@@ -75,6 +75,7 @@ struct DecodeCase {
   float softmax_scale() const;
   std::int64_t query_tokens() const;
   std::int64_t kv_tokens() const;
+  double kv_token_bytes() const;
   // Visible bounds of every query token; empty when the mask decides.
   std::vector<std::int32_t> visible() const;
 

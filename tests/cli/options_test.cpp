@@ -1,6 +1,7 @@
 #include "cli/options.hpp"
 
 #include <cmath>
+#include <limits>
 
 #include <gtest/gtest.h>
 
@@ -82,6 +83,21 @@ TEST(Options, ACaseHasTheRequestsOfItsSpec) {
   EXPECT_EQ(description.spec(), "2q1s100_1q4s50");
   EXPECT_EQ(description.heads, 16);
   EXPECT_FLOAT_EQ(description.softmax_scale(), 1 / 24.0f);
+}
+
+TEST(Options, MemoryIsCountedInWholePages) {
+  testkit::DecodeCase description{
+      .requests = {{.query_tokens = 0, .kv_tokens = 1}, {.query_tokens = 0, .kv_tokens = 1}}, .page_size = 1 << 20};
+  EXPECT_DOUBLE_EQ(memory_bytes(description), 2.0 * (1 << 20) * 576 * 2);
+  description.page_size = std::numeric_limits<std::int32_t>::max();
+  EXPECT_DOUBLE_EQ(memory_bytes(description), 2.0 * 2147483647 * 576 * 2);
+  description.page_size = 64;
+  description.requests = {{.query_tokens = 0, .kv_tokens = 128}, {.query_tokens = 0, .kv_tokens = 129}};
+  EXPECT_DOUBLE_EQ(memory_bytes(description), 5.0 * 64 * 576 * 2);
+  description.requests = {};
+  EXPECT_DOUBLE_EQ(memory_bytes(description), 64.0 * 576 * 2) << "a cache has a page";
+  description.requests = {{.query_tokens = 3, .kv_tokens = 64}};
+  EXPECT_DOUBLE_EQ(memory_bytes(description), description.bytes()) << "no page has room left";
 }
 
 TEST(Options, MemoryThatIsNotThereIsRefused) {

@@ -73,6 +73,8 @@ TEST(Program, BadUsageAndBadInputExitWithTwoAndSayWhy) {
       {{"bench", "--spec", "q1s1k", "--threads", "1", "--workers", "2"}, "limits.workers"},
       {{"bench", "--op", "prefill", "--spec", "q8", "--threads", "1", "--workers", "2"}, "limits.workers"},
       {{"bench", "--spec", "65536q1s1048576k"}, "GiB"},
+      {{"bench", "--spec", "8q1s1", "--page", "1073741824"}, "GiB"},
+      {{"capture", "--spec", "8q1s1", "--page", "1073741824", "--out", "x"}, "GiB"},
       {{"plan"}, "--spec"},
       {{"plan", "--spec", "q1s4k", "--workers", "-1"}, "--workers"},
       {{"plan", "--spec", "q1s4k", "--op", "training"}, "--op"},
