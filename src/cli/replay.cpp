@@ -32,7 +32,7 @@ testkit::Comparison compare_with_file(const Outputs& outputs, const Expectation&
   };
   expected.out = values(expectation.out, outputs.out, rows * expected.latent);
   expected.lse = values(expectation.lse, outputs.lse, rows);
-  return testkit::compare(outputs.out, outputs.lse, expected, expectation.tolerance);
+  return testkit::compare(outputs.out, outputs.lse, expected, expectation.tolerance());
 }
 
 }  // namespace

@@ -27,7 +27,8 @@ Status run_on_device(const Backend& backend, const PrefillMetadata& metadata, co
   return device.status;
 }
 
-// The tolerance of docs/numerics.md; for fp32 it grows with the largest score, which the oracle knows.
+// The tolerance of docs/numerics.md; for fp32 it grows with the largest score, which the oracle knows: as
+// much work as the call in fp64.
 testkit::Tolerance tolerance_of(const CapturedPrefill& call, PrefillMath ran) {
   const testkit::PrefillCase formats{.dtype = call.problem.dtype, .out_dtype = call.problem.out_dtype};
   double max_abs_score = 0;
@@ -62,11 +63,11 @@ int replay_prefill(const Safetensors& file, const RunOptions& options) {
   fmt::print("{}: prefill of {} requests, {} query tokens over {}, {} heads, {}, kernel {}, {} arithmetic\n",
              options.file, call->query_start.size() - 1, call->query_start.back(), call->kv_start.back(), problem.heads,
              dtype_name(problem.dtype), builder->kernel(), prefill_math_name(builder->math()));
-  return conclude(options, Op::prefill, *outputs,
-                  {.out = call->expect_out,
-                   .lse = call->expect_lse,
-                   .tokens = call->query_start.back(),
-                   .tolerance = tolerance_of(*call, builder->math())});
+  return conclude(
+      options, Op::prefill, *outputs,
+      {.out = call->expect_out, .lse = call->expect_lse, .tokens = call->query_start.back(), .tolerance = [&] {
+         return tolerance_of(*call, builder->math());
+       }});
 }
 
 }  // namespace latte::cli

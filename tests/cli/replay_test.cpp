@@ -1,4 +1,6 @@
 // latte capture and latte run: a call goes through a file and comes back with the right verdict.
+#include "cli/replay.hpp"
+
 #include <cstring>
 #include <fstream>
 #include <string>
@@ -109,6 +111,23 @@ TEST(Replay, WithoutAnExpectationTheCallIsOnlyRun) {
   EXPECT_EQ(run.exit_code, 0) << run.err;
   EXPECT_NE(run.out.find("nothing to compare"), std::string::npos);
   EXPECT_NE(run.out.find("kernel scalar"), std::string::npos) << run.out;
+}
+
+// For fp32 the tolerance takes a run of the oracle, which is for a file that expects something.
+TEST(Replay, TheToleranceIsAskedForOnlyWhereThereIsSomethingToCompare) {
+  const auto outputs = cli::Outputs::make(1, 1, 16, Dtype::f32).value();
+  int asked = 0;
+  const std::vector<std::byte> zero(sizeof(float));
+  const FileTensor lse{.dtype = FileDtype::f32, .shape = {1, 1}, .bytes = zero};
+  cli::Expectation expectation{.tokens = 1, .tolerance = [&asked] {
+                                 ++asked;
+                                 return testkit::Tolerance{.out = 1e-6, .lse = 1e-6};
+                               }};
+  EXPECT_EQ(cli::conclude({}, Op::decode, outputs, expectation), 0);
+  EXPECT_EQ(asked, 0);
+  expectation.lse = &lse;
+  EXPECT_EQ(cli::conclude({}, Op::decode, outputs, expectation), 0);
+  EXPECT_EQ(asked, 1);
 }
 
 TEST(Replay, AWildPageIdInUseIsAnErrorAndNotACrash) {
