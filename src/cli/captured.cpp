@@ -126,7 +126,9 @@ class Reader {
     if (Status status = read_integers(file_, "query_start", 1, call_.query_start, tensor); !status.ok()) return status;
     if (tensor->shape[0] != requests + 1)
       return bad("query_start", fmt::format("{} entries, one more than seq_lens", requests + 1), described(*tensor));
-    if (Status status = read_integers(file_, "block_table", 2, call_.block_table, tensor); !status.ok()) return status;
+    if (Status status = read_integers(file_, "block_table", 2, call_.block_table, tensor, Wide::minus_one);
+        !status.ok())
+      return status;
     if (tensor->shape[0] != requests)
       return bad("block_table", fmt::format("{} rows, as seq_lens has entries", requests), described(*tensor));
     const std::int64_t columns = tensor->shape[1];
@@ -138,10 +140,23 @@ class Reader {
     for (std::size_t b = 0; b < call_.seq_lens.size(); ++b) {
       const std::int64_t tokens = call_.seq_lens[b], page = call_.problem.page_size;
       if (tokens < 0) return bad(fmt::format("seq_lens[{}]", b), "0 or more", fmt::format("{}", tokens));
-      if ((tokens + page - 1) / page > columns)
-        return bad("block_table", fmt::format("at least {} columns for request {}", (tokens + page - 1) / page, b),
+      const std::int64_t pages = (tokens + page - 1) / page;
+      if (pages > columns)
+        return bad("block_table", fmt::format("at least {} columns for request {}", pages, b),
                    fmt::format("{}", columns));
+      if (call_.query_start[b] == call_.query_start[b + 1]) continue;
+      if (Status status = check_page_ids(*tensor, b, pages); !status.ok()) return status;
     }
+    return {};
+  }
+
+  // The library refuses ids that are out of range, but got -1 for those that do not fit.
+  Status check_page_ids(const FileTensor& table, std::size_t request, std::int64_t pages) {
+    const std::size_t first = request * static_cast<std::size_t>(table.shape[1]);
+    for (std::size_t p = 0; p < static_cast<std::size_t>(pages); ++p)
+      if (const std::int64_t id = integer_at(table, first + p); !fits_32_bits(id))
+        return bad("block_table", fmt::format("page ids in [0, {})", call_.args.kv_cache.shape[0]),
+                   fmt::format("{} as page {} of request {}", id, p, request));
     return {};
   }
 

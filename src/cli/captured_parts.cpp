@@ -68,23 +68,25 @@ Status rows_view(const char* name, const FileTensor& tensor, ConstTensorView& vi
   return {};
 }
 
+std::int64_t integer_at(const FileTensor& tensor, std::size_t index) {
+  if (tensor.dtype == FileDtype::i64) return reinterpret_cast<const std::int64_t*>(tensor.bytes.data())[index];
+  return reinterpret_cast<const std::int32_t*>(tensor.bytes.data())[index];
+}
+
 Status read_integers(const Safetensors& file, const char* name, std::size_t rank, std::vector<std::int32_t>& values,
-                     const FileTensor*& tensor) {
+                     const FileTensor*& tensor, Wide wide) {
   tensor = file.find(name);
   if (tensor == nullptr) return {Code::missing_argument, name, "a tensor", "none"};
   if ((tensor->dtype != FileDtype::i32 && tensor->dtype != FileDtype::i64) || tensor->shape.size() != rank)
     return bad(name, fmt::format("I32 or I64 with {} dimension{}", rank, rank == 1 ? "" : "s"), described(*tensor));
-  const auto count = static_cast<std::size_t>(tensor->elements());
-  values.resize(count);
-  if (count == 0) return {};
-  if (tensor->dtype == FileDtype::i32) {
-    std::memcpy(values.data(), tensor->bytes.data(), tensor->bytes.size());
-    return {};
+  values.resize(static_cast<std::size_t>(tensor->elements()));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const std::int64_t value = integer_at(*tensor, i);
+    const bool fits = fits_32_bits(value);
+    if (!fits && wide == Wide::refused)
+      return bad(fmt::format("{}[{}]", name, i), "a number of 32 bits", fmt::format("{}", value));
+    values[i] = fits ? static_cast<std::int32_t>(value) : -1;
   }
-  const auto* wide = reinterpret_cast<const std::int64_t*>(tensor->bytes.data());
-  // Unused page ids may be anything; one that does not fit becomes -1, which the library refuses where it is used.
-  for (std::size_t i = 0; i < count; ++i)
-    values[i] = wide[i] < -kMaxInt || wide[i] > kMaxInt ? -1 : static_cast<std::int32_t>(wide[i]);
   return {};
 }
 

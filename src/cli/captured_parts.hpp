@@ -27,9 +27,13 @@ Status bad(std::string field, std::string expected, std::string got);
 Status read_mask_and_scale(const Safetensors& file, Mask& mask, float& scale);
 // A [T, H, width] tensor of floats or fp8.
 Status rows_view(const char* name, const FileTensor& tensor, ConstTensorView& view);
-// I32 or I64; numbers that do not fit become -1.
+// I32 or I64. Numbers that do not fit 32 bits are an error, or, where some are not used and may be anything, -1.
+enum class Wide : std::uint8_t { refused, minus_one };
 Status read_integers(const Safetensors& file, const char* name, std::size_t rank, std::vector<std::int32_t>& values,
-                     const FileTensor*& tensor);
+                     const FileTensor*& tensor, Wide wide = Wide::refused);
+inline bool fits_32_bits(std::int64_t value) { return value == static_cast<std::int32_t>(value); }
+// One of those, as the file has it.
+std::int64_t integer_at(const FileTensor& tensor, std::size_t index);
 // Prefix sums from 0 to at most `rows`, the rows of the tensor `of`.
 Status check_starts(const char* name, const std::vector<std::int32_t>& starts, std::int64_t rows, const char* of);
 // expect.out and expect.lse where the file has them, of these shapes.

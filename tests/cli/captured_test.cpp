@@ -13,6 +13,8 @@
 namespace latte::cli {
 namespace {
 
+constexpr std::int64_t kWide = std::int64_t{1} << 40;
+
 // The parts of a small captured call, to be spoiled one by one.
 struct Parts {
   struct Tensor {
@@ -79,7 +81,7 @@ TEST(Captured, EnginesMayWriteWideIntegersAFourthDimensionAndThePair) {
   parts.zeros("q_nope", FileDtype::f16, {3, 2, 16});
   parts.zeros("q_pe", FileDtype::f16, {3, 2, 16});
   parts.zeros("kv_cache", FileDtype::u8, {4, 8, 1, 32});
-  parts.set<std::int64_t>("block_table", FileDtype::i64, {2, 2}, {3, 1, 0, std::int64_t{1} << 40});
+  parts.set<std::int64_t>("block_table", FileDtype::i64, {2, 2}, {3, 1, 0, kWide});
   parts.set<std::int64_t>("seq_lens", FileDtype::i64, {2}, {10, 8});
   parts.set<float>("kv_scale", FileDtype::f32, {1}, {0.5f});
   parts.metadata = {{"scale", "1e-1"}, {"kv_format", "fp8_e4m3"}};
@@ -92,6 +94,17 @@ TEST(Captured, EnginesMayWriteWideIntegersAFourthDimensionAndThePair) {
   EXPECT_EQ(call->problem.q_dtype, Dtype::f16);
   EXPECT_FLOAT_EQ(call->args.kv_scale, 0.5f);
   EXPECT_EQ(call->block_table, (std::vector<std::int32_t>{3, 1, 0, -1}));
+}
+
+TEST(Captured, PageIdsOfARequestWithoutQueryTokensMayBeAnything) {
+  Parts parts = Parts::good();
+  parts.set<std::int32_t>("query_start", FileDtype::i32, {3}, {0, 3, 3});
+  parts.set<std::int64_t>("block_table", FileDtype::i64, {2, 2}, {3, 1, kWide, -kWide});
+  const auto file = parts.file();
+  ASSERT_TRUE(file.ok()) << file.status().message();
+  const auto call = read_captured(*file);
+  ASSERT_TRUE(call.ok()) << call.status().message();
+  EXPECT_EQ(call->block_table, (std::vector<std::int32_t>{3, 1, -1, -1}));
 }
 
 TEST(Captured, EveryWrongPartIsNamed) {
@@ -195,6 +208,21 @@ TEST(Captured, EveryWrongPartIsNamed) {
          p.set<std::int32_t>("seq_lens", FileDtype::i32, {2}, {10, -8});
        },
        "seq_lens[1]"},
+      {"a length of more than 32 bits",
+       [](Parts& p) {
+         p.set<std::int64_t>("seq_lens", FileDtype::i64, {2}, {10, kWide});
+       },
+       "seq_lens[1]: expected a number of 32 bits, got 1099511627776"},
+      {"a query start of more than 32 bits",
+       [](Parts& p) {
+         p.set<std::int64_t>("query_start", FileDtype::i64, {3}, {0, -kWide, 3});
+       },
+       "query_start[1]: expected a number of 32 bits, got -1099511627776"},
+      {"a page id in use of more than 32 bits",
+       [](Parts& p) {
+         p.set<std::int64_t>("block_table", FileDtype::i64, {2, 2}, {3, kWide, 0, 1});
+       },
+       "block_table: expected page ids in [0, 4), got 1099511627776 as page 1 of request 0"},
       {"a length past the block table",
        [](Parts& p) {
          p.set<std::int32_t>("seq_lens", FileDtype::i32, {2}, {17, 8});

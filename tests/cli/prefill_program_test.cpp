@@ -295,6 +295,11 @@ TEST(CapturedPrefill, EveryWrongPartIsNamed) {
          p.set<std::int32_t>("kv_start", FileDtype::i32, {2}, {0, 9});
        },
        "3 entries"},
+      {"a start of more than 32 bits",
+       [](Parts& p) {
+         p.set<std::int64_t>("kv_start", FileDtype::i64, {3}, {0, 6, std::int64_t{1} << 40});
+       },
+       "kv_start[2]: expected a number of 32 bits, got 1099511627776"},
       {"a start that goes back",
        [](Parts& p) {
          p.set<std::int32_t>("kv_start", FileDtype::i32, {3}, {0, 6, 5});
