@@ -3,12 +3,13 @@
  * Structs. Every struct that may grow begins with `size`, which the caller sets to sizeof of its own declaration (the
  * LATTE_*_INIT macros and latte_*_init functions do, and set the defaults). A caller built against an older header
  * passes a smaller size: what is missing takes its default. A newer caller's larger struct is taken if what this
- * library does not know is all zero. In structs that the library fills, it writes no more than `size` bytes.
- * latte_tensor, latte_partial, latte_fp8_scale and latte_workspace_need lie in arrays and in other structs and will
- * never change.
+ * library does not know is all zero, and so must fields named `reserved` be. In structs that the library fills, it
+ * writes no more than `size` bytes. latte_tensor, latte_partial, latte_fp8_scale and latte_workspace_need lie in arrays
+ * and in other structs and will never change.
  *
  * Errors. Every call returns a latte_code and, where `error` is not NULL, fills it in: which field, what was expected,
- * what came. Nothing throws, prints, or ends the process. On an error no output is touched.
+ * what came. Nothing throws, prints, or ends the process. On an error no output is touched, except that a handle to be
+ * opened or created becomes NULL.
  *
  * Handles. One thread at a time per builder slot and per workspace; everything else may be shared between threads.
  * Strings that the library returns live as long as the handle they were asked from. */

@@ -82,6 +82,10 @@ Status read_struct(const T* given, const char* name, std::size_t least, T& full)
         "fields that this version knows (up to " + backend::text(sizeof(T)) + " bytes), or zeros",
         backend::text(size) + " bytes");
   std::memcpy(&full, given, std::min(size, sizeof(T)));
+  // A later version may give it a meaning, which its callers must not have ignored here.
+  if constexpr (requires { full.reserved; })
+    if (full.reserved != 0)
+      return backend::unsupported(std::string(name) + ".reserved", "0", backend::text(full.reserved));
   return {};
 }
 

@@ -586,6 +586,8 @@ static const named_test kTests[] = {
     {"prefill_versions_and_nulls", prefill_versions_and_nulls},
     {"workspace_slices", workspace_slices},
     {"plans_in_a_workspace", plans_in_a_workspace},
+    {"reserved_fields", reserved_fields},
+    {"handles_after_errors", handles_after_errors},
 };
 
 int main(int argc, char** argv) {

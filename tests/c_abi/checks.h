@@ -16,5 +16,7 @@ void prefill_context(void);
 void prefill_versions_and_nulls(void);
 void workspace_slices(void);
 void plans_in_a_workspace(void);
+void reserved_fields(void);
+void handles_after_errors(void);
 
 #endif
