@@ -60,12 +60,12 @@ std::int32_t quota_threads(double cpus) {
   return std::max(1, static_cast<std::int32_t>(std::min(cpus, kMost)));
 }
 
-std::int32_t cgroup_threads() {
-  std::ifstream file("/proc/self/cgroup");
+std::int32_t cgroup_threads(const std::string& root) {
+  std::ifstream file(root + "/proc/self/cgroup");
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   double least = 0;
   for (const CpuGroup& group : parse_cgroups(text)) {
-    const std::string mount = group.v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/cpu";
+    const std::string mount = root + (group.v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/cpu");
     for (std::string path = group.path;; path.resize(path.rfind('/'))) {
       const std::string directory = mount + path;
       const double quota = group.v2 ? parse_quota_v2(first_line(directory + "/cpu.max"))

@@ -25,7 +25,8 @@ double parse_quota_v1(std::string_view cfs_quota_us, std::string_view cfs_period
 // At least 1; 0 = unlimited.
 std::int32_t quota_threads(double cpus);
 
-// Of the tightest quota of this process's groups and the groups around them; 0 = unlimited.
-std::int32_t cgroup_threads();
+// Of the tightest quota of this process's groups and the groups around them; 0 = unlimited. `root`: what lies
+// before /proc and /sys.
+std::int32_t cgroup_threads(const std::string& root = "");
 
 }  // namespace latte::cpu

@@ -57,13 +57,13 @@ class DefaultFloatingPoint {
 
 }  // namespace
 
-std::int32_t available_threads() {
+std::int32_t available_threads(const std::string& root) {
   cpu_set_t set;
   CPU_ZERO(&set);
   std::int32_t threads = sched_getaffinity(0, sizeof(set), &set) == 0
                              ? CPU_COUNT(&set)
                              : static_cast<std::int32_t>(std::thread::hardware_concurrency());
-  if (const std::int32_t quota = cgroup_threads(); quota > 0) threads = std::min(threads, quota);
+  if (const std::int32_t quota = cgroup_threads(root); quota > 0) threads = std::min(threads, quota);
   return std::max(1, threads);
 }
 

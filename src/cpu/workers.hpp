@@ -4,11 +4,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 namespace latte::cpu {
 
-// Hardware threads this process may use: the affinity mask, cut by the cgroup's CPU quota (cpu/cgroup.hpp).
-std::int32_t available_threads();
+// Hardware threads this process may use: the affinity mask, cut by the cgroup's CPU quota (cpu/cgroup.hpp, as is root).
+std::int32_t available_threads(const std::string& root = "");
 
 class Workers {
  public:

@@ -196,6 +196,25 @@ TEST(WorkersThreads, ManyPoolsComeAndGo) {
   }
 }
 
+// Without a folder of control groups, so that the mask alone decides.
+TEST(WorkersThreads, AsManyAreAvailableAsTheAffinityMaskHasProcessors) {
+  cpu_set_t before;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(before), &before), 0);
+  EXPECT_EQ(available_threads("/nonexistent"), CPU_COUNT(&before));
+  std::thread([&] {
+    cpu_set_t narrow;
+    CPU_ZERO(&narrow);
+    for (int processor = 0, wanted = 1; processor < CPU_SETSIZE && wanted <= 3; ++processor) {
+      if (!CPU_ISSET(processor, &before)) continue;
+      CPU_SET(processor, &narrow);
+      ASSERT_EQ(sched_setaffinity(0, sizeof(narrow), &narrow), 0);
+      EXPECT_EQ(available_threads("/nonexistent"), wanted);
+      EXPECT_LE(available_threads(), wanted);
+      ++wanted;
+    }
+  }).join();
+}
+
 TEST(WorkersThreads, AtLeastOneThreadIsAvailable) {
   EXPECT_GE(available_threads(), 1);
   EXPECT_LE(available_threads(), static_cast<std::int32_t>(std::max(1u, std::thread::hardware_concurrency())));
