@@ -200,4 +200,10 @@ const Kernel& scalar_kernel();           // scalar_kernel.cpp
 // simd_kernels.cpp: kernels for hardware that is not there, by name only.
 std::span<const Kernel> emulated_kernels();
 
+// registry.cpp: what kernels() says on a machine with these features, and the best usable one of a list that takes the
+// dtypes, or the one asked for.
+std::vector<KernelListing> list_kernels(const Features& machine);
+const Kernel* choose_kernel(std::span<const KernelListing> list, Dtype q, KvFormat kv, std::string_view override_name,
+                            std::string& reason);
+
 }  // namespace latte::cpu

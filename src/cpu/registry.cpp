@@ -6,21 +6,6 @@
 namespace latte::cpu {
 namespace {
 
-std::vector<KernelListing> list_kernels() {
-  std::vector<KernelListing> list;
-  const auto add = [&](const Kernel& kernel) {
-    std::string reason;
-    const bool usable = kernel.usable(features(), reason);
-    list.push_back({&kernel, kernel.name, usable, reason, kernel.serves});
-  };
-  for (const Kernel& kernel : bf16_kernels()) add(kernel);
-  for (const Kernel& kernel : fp32_kernels()) add(kernel);
-  add(scalar_kernel());
-  // Behind scalar, which takes everything: never chosen unless asked for.
-  for (const Kernel& kernel : emulated_kernels()) add(kernel);
-  return list;
-}
-
 std::int32_t ticks(double ns) { return std::max(1, static_cast<std::int32_t>(ns)); }
 
 // Measured on 512/64; other widths scale the arithmetic, other formats the bytes.
@@ -56,10 +41,33 @@ CostModel cost_model(const Kernel& kernel, const PrefillProblem& problem, std::i
           .row_granule = speed.granule};
 }
 
-// The best usable kernel that takes the dtypes, or the one asked for.
-const Kernel* choose_kernel(Dtype q, KvFormat kv, std::string_view override_name, std::string& reason) {
+// As few tiles of `rows` rows as the kernel allows, then as even as its row groups allow.
+std::int32_t even_tile(std::int64_t rows, std::int32_t most, std::int32_t granule) {
+  const std::int64_t tiles = ceil_div(rows, most);
+  return static_cast<std::int32_t>(std::min<std::int64_t>(most, round_up(ceil_div(rows, tiles), granule)));
+}
+
+}  // namespace
+
+std::vector<KernelListing> list_kernels(const Features& machine) {
+  std::vector<KernelListing> list;
+  const auto add = [&](const Kernel& kernel) {
+    std::string reason;
+    const bool usable = kernel.usable(machine, reason);
+    list.push_back({&kernel, kernel.name, usable, reason, kernel.serves});
+  };
+  for (const Kernel& kernel : bf16_kernels()) add(kernel);
+  for (const Kernel& kernel : fp32_kernels()) add(kernel);
+  add(scalar_kernel());
+  // Behind scalar, which takes everything: never chosen unless asked for.
+  for (const Kernel& kernel : emulated_kernels()) add(kernel);
+  return list;
+}
+
+const Kernel* choose_kernel(std::span<const KernelListing> list, Dtype q, KvFormat kv, std::string_view override_name,
+                            std::string& reason) {
   const bool any = override_name.empty() || override_name == "auto";
-  for (const KernelListing& entry : kernels()) {
+  for (const KernelListing& entry : list) {
     if (!any && entry.name != override_name) continue;
     if (entry.usable && entry.kernel->takes(q, kv)) return entry.kernel;
     if (any) continue;
@@ -71,16 +79,8 @@ const Kernel* choose_kernel(Dtype q, KvFormat kv, std::string_view override_name
   return nullptr;
 }
 
-// As few tiles of `rows` rows as the kernel allows, then as even as its row groups allow.
-std::int32_t even_tile(std::int64_t rows, std::int32_t most, std::int32_t granule) {
-  const std::int64_t tiles = ceil_div(rows, most);
-  return static_cast<std::int32_t>(std::min<std::int64_t>(most, round_up(ceil_div(rows, tiles), granule)));
-}
-
-}  // namespace
-
 const std::vector<KernelListing>& kernels() {
-  static const std::vector<KernelListing> list = list_kernels();
+  static const std::vector<KernelListing> list = list_kernels(features());
   return list;
 }
 
@@ -89,11 +89,11 @@ std::string feature_text() { return to_string(features()); }
 std::string_view kernel_name(const Kernel& kernel) { return kernel.name; }
 
 const Kernel* choose_kernel(const DecodeProblem& problem, std::string_view override_name, std::string& reason) {
-  return choose_kernel(problem.q_dtype, problem.kv_format, override_name, reason);
+  return choose_kernel(kernels(), problem.q_dtype, problem.kv_format, override_name, reason);
 }
 
 const Kernel* choose_kernel(const PrefillProblem& problem, std::string_view override_name, std::string& reason) {
-  return choose_kernel(problem.dtype, format_of(problem.dtype), override_name, reason);
+  return choose_kernel(kernels(), problem.dtype, format_of(problem.dtype), override_name, reason);
 }
 
 PlanConfig plan_config(const Kernel& kernel, const DecodeProblem& problem, const Limits& limits, const Policy& policy,
