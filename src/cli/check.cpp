@@ -21,6 +21,7 @@ namespace {
 struct CheckOptions {
   BackendChoice backend{.kernel = "all"};
   std::string op = "all";
+  double tolerance_factor = 1;
   bool quick = false;
   bool json = false;
 };
@@ -124,6 +125,7 @@ void print_json(const CheckOptions& options, const std::string& backend, const T
   nlohmann::ordered_json json = {{"backend", backend},
                                  {"op", options.op},
                                  {"quick", options.quick},
+                                 {"tolerance_factor", options.tolerance_factor},
                                  {"cases", tally.cases},
                                  {"runs", tally.runs},
                                  {"skipped", tally.skipped},
@@ -143,7 +145,7 @@ void print_json(const CheckOptions& options, const std::string& backend, const T
   fmt::print("{}\n", json.dump());
 }
 
-void print_text(const Tally& tally) {
+void print_text(const CheckOptions& options, const Tally& tally) {
   constexpr std::size_t kShownFailures = 20;
   for (std::size_t k = 0; k < tally.kernels.size(); ++k) {
     Table table({"op", "format", ">runs", ">failed", ">out error", ">allowed", ">worst row", ">allowed", ">lse error",
@@ -162,9 +164,11 @@ void print_text(const Tally& tally) {
   if (tally.failures.size() > kShownFailures)
     fmt::print("... {} more failures\n", tally.failures.size() - kShownFailures);
   if (tally.skipped > 0) fmt::print("{} cases are not for these kernels (`latte info` says what is)\n", tally.skipped);
+  const std::string tolerance =
+      options.tolerance_factor == 1 ? "tolerance" : fmt::format("{} times the tolerance", options.tolerance_factor);
   if (tally.failures.empty())
-    fmt::print("ok: {} cases, {} runs, all within tolerance of the fp64 oracle\n", tally.cases - tally.skipped,
-               tally.runs);
+    fmt::print("ok: {} cases, {} runs, all within {} of the fp64 oracle\n", tally.cases - tally.skipped, tally.runs,
+               tolerance);
   else
     fmt::print("{} of {} runs failed\n", tally.failures.size(), tally.runs);
 }
@@ -178,7 +182,7 @@ struct Machines {
 
 // `Prepared` is a case with its memory and its truth.
 template <class Prepared, class Case>
-void check_cases(const std::vector<Case>& cases, const Machines& machines, bool quick, Tally& tally) {
+void check_cases(const std::vector<Case>& cases, const Machines& machines, const CheckOptions& options, Tally& tally) {
   Progress progress("checking", cases.size());
   const bool device = machines.backends.front().on_device();
   tally.cases += static_cast<std::int32_t>(cases.size());
@@ -191,11 +195,13 @@ void check_cases(const std::vector<Case>& cases, const Machines& machines, bool 
       ++tally.skipped;
       continue;
     }
-    Prepared prepared(testkit::for_backend(machines.backends.front(), cases[i]));
+    Case description = testkit::for_backend(machines.backends.front(), cases[i]);
+    description.tolerance_factor = options.tolerance_factor;
+    Prepared prepared(description);
     for (std::size_t k = 0; k < machines.backends.size(); ++k) {
       const Backend& backend = machines.backends[k];
       if (!serves(backend)) continue;
-      for (const Policy& policy : policies_for(i, quick)) {
+      for (const Policy& policy : policies_for(i, options.quick)) {
         const auto report = testkit::run_case(backend, prepared, {.policy = policy});
         tally.add(device && report ? report->kernel : machines.names[k], cases[i], report,
                   fmt::format("kernel={} policy={}", machines.names[k], policy_text(policy)));
@@ -208,6 +214,9 @@ int run(const CheckOptions& options) {
   const bool all = options.op == "all";
   const Result<Op> op = all ? Op::decode : parse_op(options.op);
   if (!op) return fail(Status(Code::invalid_argument, "--op", "decode, prefill or all", options.op));
+  if (!(options.tolerance_factor > 0))
+    return fail(Status(Code::invalid_argument, "--tolerance-factor", "a number above 0",
+                       fmt::format("{}", options.tolerance_factor)));
   Machines machines;
   Result<std::vector<Backend>> backends = open_backends(options.backend, machines.names);
   if (!backends) return fail(backends.status());
@@ -218,15 +227,14 @@ int run(const CheckOptions& options) {
   Tally tally;
   if (!device) tally.kernels = machines.names;
   const testkit::GridSize size = options.quick ? testkit::GridSize::quick : testkit::GridSize::full;
-  if (all || *op == Op::decode)
-    check_cases<testkit::PreparedCase>(testkit::case_grid(size), machines, options.quick, tally);
+  if (all || *op == Op::decode) check_cases<testkit::PreparedCase>(testkit::case_grid(size), machines, options, tally);
   if (all || *op == Op::prefill)
-    check_cases<testkit::PreparedPrefill>(testkit::prefill_grid(size), machines, options.quick, tally);
+    check_cases<testkit::PreparedPrefill>(testkit::prefill_grid(size), machines, options, tally);
   if (tally.runs == 0) return fail(fmt::format("kernel {} serves none of the cases", options.backend.kernel));
   if (options.json)
     print_json(options, machines.backends.front().info().backend, tally);
   else
-    print_text(tally);
+    print_text(options, tally);
   return tally.failures.empty() ? kExitOk : kExitCheckFailed;
 }
 
@@ -245,6 +253,10 @@ void add_check(CLI::App& app, Action& action) {
   command->add_option("--threads", options->backend.threads, "Worker threads; 0 = all this process may use")
       ->capture_default_str();
   command->add_option("--op", options->op, "decode, prefill or all")->capture_default_str();
+  command
+      ->add_option("--tolerance-factor", options->tolerance_factor,
+                   "What is tolerated, times this: below 1 shows how much is left")
+      ->capture_default_str();
   command->add_flag("--quick", options->quick, "A sample of the grid: seconds instead of minutes");
   command->add_flag("--json", options->json, "One JSON object instead of tables");
   command->footer(
@@ -252,6 +264,7 @@ void add_check(CLI::App& app, Action& action) {
       "Examples:\n"
       "  latte check --quick\n"
       "  latte check --kernel avx2 --threads 1\n"
+      "  latte check --quick --tolerance-factor 0.5\n"
       "  latte check --op prefill --backend cuda");
   command->callback([options, &action] { action = [options] { return run(*options); }; });
 }

@@ -162,8 +162,8 @@ Tolerance DecodeCase::tolerance(double max_abs_score) const {
   const bool fp8_cache = kv_format == KvFormat::fp8_e4m3 || kv_format == KvFormat::fp8_ds_mla;
   const Precision cache = fp8_cache ? Precision::fp8 : precision(kv_element_dtype(kv_format));
   const Precision inputs = std::max(cache, precision(q_dtype));
-  return {.out = out_tolerance(std::max(inputs, precision(out_dtype)), max_abs_score),
-          .lse = lse_tolerance(inputs, max_abs_score)};
+  return {.out = tolerance_factor * out_tolerance(std::max(inputs, precision(out_dtype)), max_abs_score),
+          .lse = tolerance_factor * lse_tolerance(inputs, max_abs_score)};
 }
 
 }  // namespace latte::testkit

@@ -69,6 +69,7 @@ struct DecodeCase {
   Sink sink = Sink::none;
   std::uint64_t seed = 1;
   std::uint64_t page_seed = 0;  // another one puts the same tokens into other pages
+  double tolerance_factor = 1;  // of what docs/numerics.md allows
 
   DecodeProblem problem() const;
   Limits limits(std::int32_t workers = 0) const;

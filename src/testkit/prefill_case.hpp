@@ -58,6 +58,7 @@ struct PrefillCase {
   float kv_scale = 0.375f;  // fp8_e4m3 cache only
   std::int64_t context_workspace_bytes = 0;
   std::uint64_t seed = 1;
+  double tolerance_factor = 1;  // of what docs/numerics.md allows
 
   PrefillProblem problem() const;
   Limits limits(std::int32_t workers = 0) const;

@@ -90,6 +90,8 @@ TEST(Program, BadUsageAndBadInputExitWithTwoAndSayWhy) {
       {{"run", "/nonexistent/case.safetensors"}, "/nonexistent/case.safetensors"},
       {{"run", LATTE_PROGRAM_PATH}, "safetensors"},
       {{"check", "--kernel", "abacus"}, "kernel"},
+      {{"check", "--tolerance-factor", "0"}, "--tolerance-factor"},
+      {{"check", "--tolerance-factor", "nan"}, "--tolerance-factor"},
       {{"info", "--backend", "abacus"}, "abacus"},
       {{"capture", "--spec", "q1s8"}, "--out"},
       {{"capture", "--spec", "q1s8", "--out", "/nonexistent/case.safetensors"}, "/nonexistent/case.safetensors"},
@@ -347,6 +349,26 @@ TEST(Program, CheckPassesItsQuickGrid) {
   EXPECT_GE(json["runs"].get<int>(), json["cases"].get<int>());
   for (const Json& group : json["groups"])
     EXPECT_LE(group["out_error"].get<double>(), group["out_allowed"].get<double>());
+}
+
+// Nothing comes within a millionth of what is tolerated, so each run is a wrong result.
+TEST(Program, CheckExitsWithOneWhenAResultIsWrong) {
+  for (const char* op : {"decode", "prefill"}) {
+    const std::vector<std::string> arguments = {
+        "check", "--quick", "--op", op, "--kernel", "auto", "--tolerance-factor", "1e-6"};
+    const ProgramRun text = run_latte(arguments);
+    EXPECT_EQ(text.exit_code, 1) << text.out << text.err;
+    EXPECT_NE(text.out.find("FAILED "), std::string::npos) << text.out;
+    EXPECT_NE(text.out.find("runs failed"), std::string::npos) << text.out;
+    EXPECT_EQ(text.out.find("ok: "), std::string::npos) << text.out;
+  }
+  const ProgramRun run =
+      run_latte({"check", "--quick", "--op", "decode", "--kernel", "auto", "--tolerance-factor", "1e-6", "--json"});
+  EXPECT_EQ(run.exit_code, 1) << run.out << run.err;
+  const Json json = Json::parse(run.out);
+  EXPECT_GT(json["failed"].get<int>(), 0);
+  EXPECT_EQ(json["failed"].get<std::size_t>(), json["failures"].size());
+  EXPECT_EQ(json["tolerance_factor"], 1e-6);
 }
 
 }  // namespace
