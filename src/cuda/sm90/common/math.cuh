@@ -61,6 +61,15 @@ __device__ __forceinline__ std::uint32_t pack(float low, float high) {
   }
 }
 
+// What pack() made of them.
+template <class Half>
+__device__ __forceinline__ float2 unpack(std::uint32_t pair) {
+  if constexpr (std::is_same_v<Half, __nv_bfloat16>)
+    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+  else
+    return __half22float2(reinterpret_cast<const __half2&>(pair));
+}
+
 // Between lanes `step` apart: the lower one gives away the later word, the upper one the earlier. By whole warps.
 __device__ __forceinline__ void exchange(std::uint32_t& early, std::uint32_t& late, int lane, int step) {
   const bool upper = (lane & step) != 0;
@@ -80,11 +89,14 @@ __device__ __forceinline__ void convert(float value, __nv_bfloat16& to) { to = _
 __device__ __forceinline__ void convert(float value, __half& to) { to = __float2half_rn(value); }
 
 // What a row's probabilities add up to, and what follows from it.
+// `weight`: the sum of what values were multiplied by, where that is probabilities rounded to 16 bits. Rounding may do
+// the same to all of them, and would not average out.
 struct RowResult {
   float inverse, lse_log2;
-  __device__ RowResult(float reference, float sum)
-      : inverse(sum > 0 ? reciprocal_fast(sum) : 0.0f),
+  __device__ RowResult(float reference, float sum, float weight)
+      : inverse(sum > 0 ? reciprocal_fast(weight) : 0.0f),
         lse_log2(sum > 0 ? reference + log2_fast(sum) : minus_infinity()) {}
+  __device__ RowResult(float reference, float sum) : RowResult(reference, sum, sum) {}
   __device__ float lse() const { return lse_log2 * kLn2; }
   RowResult() = default;
 };

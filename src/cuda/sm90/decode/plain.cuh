@@ -84,7 +84,7 @@ class Scorer {
       // Rows that are not there have queries of zero, and no score moves their reference: probabilities of zero.
       // Products with zeros take less of the power that limits the clock.
       reference_[h] = piece.has(fragment_row(at_, h)) ? minus_infinity() : infinity();
-      sum_[h] = 0;
+      sum_[h] = weight_[h] = 0;
       bound_[h] = row_bound(call_, piece, piece.packed_row(fragment_row(at_, h)));
       asm volatile("" : "+r"(bound_[h]));  // now, before the query takes the registers
     }
@@ -230,9 +230,14 @@ class Scorer {
         p[e] = exp2_fast(fmaf(x[4 * j + e], scale_log2_, -base[e / 2]));
         if (kMasked && !seen(j, e / 2, e % 2)) p[e] = 0;
       }
-      sum_[0] += p[0] + p[1];
-      sum_[1] += p[2] + p[3];
-      prim::store_matrix_x2(to + j * Config::kSlabBytes, pack<Half>(p[0], p[1]), pack<Half>(p[2], p[3]));
+      const std::uint32_t words[2] = {pack<Half>(p[0], p[1]), pack<Half>(p[2], p[3])};
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float2 rounded = unpack<Half>(words[h]);
+        sum_[h] += p[2 * h] + p[2 * h + 1];
+        weight_[h] += rounded.x + rounded.y;
+      }
+      prim::store_matrix_x2(to + j * Config::kSlabBytes, words[0], words[1]);
     }
   }
 
@@ -243,6 +248,7 @@ class Scorer {
       row_maximum = fmaxf(row_maximum, __shfl_xor_sync(~0u, row_maximum, 2));
       const Reference next = follow(reference_[h], row_maximum);
       sum_[h] *= next.factor;
+      weight_[h] *= next.factor;
       reference_[h] = next.value;
       if (at_.lane % 4 == 0) s_.factor[stage][fragment_row(at_, h)] = next.factor;
     }
@@ -253,9 +259,12 @@ class Scorer {
     s_.sums_empty[slot].wait(sums_.empty());
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      sum_[h] += __shfl_xor_sync(~0u, sum_[h], 1);
-      sum_[h] += __shfl_xor_sync(~0u, sum_[h], 2);
-      if (at_.lane % 4 == 0) s_.results[slot][fragment_row(at_, h)] = RowResult(reference_[h], sum_[h]);
+#pragma unroll
+      for (int step = 1; step < 4; step *= 2) {
+        sum_[h] += __shfl_xor_sync(~0u, sum_[h], step);
+        weight_[h] += __shfl_xor_sync(~0u, weight_[h], step);
+      }
+      if (at_.lane % 4 == 0) s_.results[slot][fragment_row(at_, h)] = {reference_[h], sum_[h], weight_[h]};
     }
     s_.sums_full[slot].arrive();
     ++sums_.count;
@@ -270,9 +279,9 @@ class Scorer {
   Ring<kStages> ring_;
   Ring<kSums> sums_;
   std::uint32_t query_[kInRegisters * 4][4];
-  float reference_[2], sum_[2];
-  std::int32_t bound_[2], least_bound_;  // tokens a row sees; what all rows of the warp see
-  bool first_ = true;                    // no query was loaded yet
+  float reference_[2], sum_[2], weight_[2];  // sums of probabilities, and of what they were rounded to
+  std::int32_t bound_[2], least_bound_;      // tokens a row sees; what all rows of the warp see
+  bool first_ = true;                        // no query was loaded yet
 };
 
 template <class Config>

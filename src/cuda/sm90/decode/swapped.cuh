@@ -11,7 +11,7 @@
 //
 //   warpgroup     registers                               a thread
 //   loader                                                56
-//   consumer x 2  O 2 x rows, S rows / 2, sums rows / 4   224
+//   consumer x 2  O 2 x rows, S rows / 2, sums rows / 2   224
 //   shared        2 x 73,728 kv + rows x 1,152 Q + tables (latent 512)
 //
 // A long file: what the two consumers tell each other, and when, is read as a whole.
@@ -50,6 +50,7 @@ struct alignas(1024) Storage {
   float reference[kRows];                      // log2 scale: probabilities are 2^(score - reference)
   float factor[kStages][kRows];                // what a block did to its row's reference: 2^(old - new)
   float exchange[8][kRows];                    // block maxima of the warps; at the end, sums
+  float weights[8][kRows];                     // at the end: sums of rounded probabilities
   float largest[8][kRows];                     // at the end of a piece of a split tile: of the warps' values
   float stored[2][kRows];                      // at the end of a piece: what each side's values are multiplied by
   std::int32_t bound[kRows];                   // the row sees tokens before this one
@@ -80,7 +81,7 @@ class Consumer {
       finish_values(ring_.ahead(blocks - 1));
     }
     ring_.count += blocks;
-    Held{s_, at_, meet_, o_, sum_}.store(Sink(call_, piece));
+    Held{s_, at_, meet_, o_, sums_}.store(Sink(call_, piece));
   }
 
   __device__ Meeting& meeting() { return meet_; }
@@ -107,7 +108,7 @@ class Consumer {
     least_bound_ = INT32_MAX;
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {
-      sum_[i] = 0;
+      sums_[i] = sums_[kMine + i] = 0;
       least_bound_ = min(least_bound_, s_.bound[row(i)]);
     }
   }
@@ -247,9 +248,13 @@ class Consumer {
       float p[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) p[e] = exp2_fast(x[4 * j + e] - usable(reference[2 * j + e % 2]));
-      sum_[2 * j] += p[0] + p[2];
-      sum_[2 * j + 1] += p[1] + p[3];
-      prim::store_matrix_x2_transposed(to + 8 * j * 16, pack<Half>(p[0], p[1]), pack<Half>(p[2], p[3]));
+      const std::uint32_t words[2] = {pack<Half>(p[0], p[1]), pack<Half>(p[2], p[3])};
+      const float2 rounded[2] = {unpack<Half>(words[0]), unpack<Half>(words[1])};
+      sums_[2 * j] += p[0] + p[2];
+      sums_[2 * j + 1] += p[1] + p[3];
+      sums_[kMine + 2 * j] += rounded[0].x + rounded[1].x;
+      sums_[kMine + 2 * j + 1] += rounded[0].y + rounded[1].y;
+      prim::store_matrix_x2_transposed(to + 8 * j * 16, words[0], words[1]);
     }
   }
 
@@ -279,7 +284,8 @@ class Consumer {
 #pragma unroll
       for (int w = 0; w < 4; ++w) maximum = fmaxf(maximum, s_.exchange[4 * at_.side + w][row(i)]);
       const Reference next = follow(reference[i], maximum);
-      sum_[i] *= next.factor;
+      sums_[i] *= next.factor;
+      sums_[kMine + i] *= next.factor;
       reference[i] = next.value;
       if (at_.warp == 0 && at_.lane < 4) {
         s_.reference[row(i)] = next.value;
@@ -298,7 +304,7 @@ class Consumer {
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {
       const float factor = s_.factor[stage][row(i)];
-      if (sums_too) sum_[i] *= factor;
+      if (sums_too) sums_[i] *= factor, sums_[kMine + i] *= factor;
 #pragma unroll
       for (int block = 0; block < Config::kHalfGroups; ++block) {
         o_[block][low(i)] *= factor;
@@ -338,7 +344,7 @@ class Consumer {
   Ring<kStages> ring_;
   Meeting meet_;  // both sides
   float o_[Config::kHalfGroups][kRows / 2];
-  float sum_[kMine];
+  float sums_[2 * kMine];  // of probabilities, then of what they were rounded to
   std::int32_t least_bound_;
 };
 

@@ -11,6 +11,33 @@ namespace latte::cuda::sm90::swapped {
 __device__ __forceinline__ int held_row(const Lane& at, int i) { return i / 2 * 8 + at.lane % 4 * 2 + i % 2; }
 __device__ constexpr int held_value(int i) { return i / 2 * 4 + i % 2; }
 
+// Joins values of the same rows over the eight lanes that hold them, those of one lane % 4. Each hands the half that it
+// gives away to the lane that keeps it, so that the work gets less with every step. Of kLeft values the lane then has
+// some, the first of which is value `first` of all; lanes may have the same ones.
+template <int kLeft, int kStep = 16, int kCount, class Join, class Put>
+__device__ __forceinline__ void join_lanes(float (&values)[kCount], int lane, const Join& join, const Put& put,
+                                           int first = 0) {
+  if constexpr (kStep < 4) {
+#pragma unroll
+    for (int i = 0; i < kLeft; ++i) put(first + i, values[i]);
+  } else if constexpr (kLeft % 2 == 0) {
+    constexpr int kKept = kLeft / 2;
+    const bool upper = (lane & kStep) != 0;
+#pragma unroll
+    for (int i = 0; i < kKept; ++i) {
+      const float given = upper ? values[i] : values[i + kKept], kept = upper ? values[i + kKept] : values[i];
+      values[i] = join(kept, __shfl_xor_sync(~0u, given, kStep));
+    }
+    join_lanes<kKept, kStep / 2>(values, lane, join, put, first + (upper ? kKept : 0));
+  } else {
+#pragma unroll
+    for (int i = 0; i < kLeft; ++i) values[i] = join(values[i], __shfl_xor_sync(~0u, values[i], kStep));
+    join_lanes<kLeft, kStep / 2>(values, lane, join, put, first);
+  }
+}
+__device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }
+__device__ __forceinline__ float added(float a, float b) { return a + b; }
+
 // What a thread has of a row: value e of kVector is of column 64 (e / 2) + 16 warp + 8 (e % 2) + lane / 4 of its side.
 // Vector 32 side + 8 warp + lane / 4 of a partial's row is just that.
 template <class Config>
@@ -74,15 +101,13 @@ struct HeldRows {
   const Lane& at;
   Meeting& meet;  // both sides
   const float (&o)[Config::kHalfGroups][kRows / 2];
-  float (&sum)[kMine];
+  float (&sums)[2 * kMine];  // of probabilities, then of what they were rounded to
 
   __device__ void store(const Sink& sink) const {
-#pragma unroll
-    for (int i = 0; i < kMine; ++i) {
-#pragma unroll
-      for (int step = 4; step < 32; step *= 2) sum[i] += __shfl_xor_sync(~0u, sum[i], step);
-      if (at.lane < 4) s.exchange[4 * at.side + at.warp][held_row(at, i)] = sum[i];
-    }
+    join_lanes<2 * kMine>(sums, at.lane, added, [&](int i, float sum) {
+      auto& to = i < kMine ? s.exchange : s.weights;
+      to[4 * at.side + at.warp][held_row(at, i % kMine)] = sum;
+    });
     if (sink.partial()) give_largest();
     meet();
     if (const int r = static_cast<int>(threadIdx.x) - kWarpgroup; r < kRows) finish_row(sink, r);
@@ -106,24 +131,24 @@ struct HeldRows {
 
  private:
   __device__ void give_largest() const {
+    float largest[kMine];
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {
-      float largest = 0;
+      largest[i] = 0;
 #pragma unroll
       for (int block = 0; block < Config::kHalfGroups; ++block)
-        largest = fmaxf(largest, fmaxf(fabsf(o[block][held_value(i)]), fabsf(o[block][held_value(i) + 2])));
-#pragma unroll
-      for (int step = 4; step < 32; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
-      if (at.lane < 4) s.largest[4 * at.side + at.warp][held_row(at, i)] = largest;
+        largest[i] = fmaxf(largest[i], fmaxf(fabsf(o[block][held_value(i)]), fabsf(o[block][held_value(i) + 2])));
     }
+    join_lanes<kMine>(largest, at.lane, larger,
+                      [&](int i, float value) { s.largest[4 * at.side + at.warp][held_row(at, i)] = value; });
   }
 
   // By one thread a row: what follows from its sums.
   __device__ void finish_row(const Sink& sink, int r) const {
-    float total = 0;
+    float sum = 0, weight = 0;
 #pragma unroll
-    for (int w = 0; w < 8; ++w) total += s.exchange[w][r];
-    const RowResult result(s.reference[r], total);
+    for (int w = 0; w < 8; ++w) sum += s.exchange[w][r], weight += s.weights[w][r];
+    const RowResult result(s.reference[r], sum, weight);
     if (!sink.partial()) {
       s.stored[0][r] = s.stored[1][r] = result.inverse;
       sink.put_lse(r, result.lse());
