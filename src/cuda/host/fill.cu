@@ -5,6 +5,7 @@
 
 #include "core/hashed_normal.hpp"
 #include "cuda/host/measure.hpp"
+#include "cuda/prim/launch.cuh"
 
 namespace latte::cuda {
 namespace {
@@ -20,9 +21,8 @@ template <class T>
 cudaError_t launch(const RandomFill& fill, cudaStream_t stream) {
   constexpr std::int64_t kThreads = 256;
   const std::int64_t blocks = std::min<std::int64_t>((fill.count + kThreads - 1) / kThreads, 4096);
-  fill_random<<<static_cast<unsigned>(blocks), static_cast<unsigned>(kThreads), 0, stream>>>(
-      static_cast<T*>(fill.data), fill.count, fill.spread, fill.seed);
-  return cudaGetLastError();
+  return prim::launch(fill_random<T>, static_cast<unsigned>(blocks), static_cast<unsigned>(kThreads), 0, stream,
+                      static_cast<T*>(fill.data), fill.count, fill.spread, fill.seed);
 }
 
 }  // namespace

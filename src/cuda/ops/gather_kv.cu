@@ -3,6 +3,7 @@
 
 #include "cuda/ops/ops.hpp"
 #include "cuda/ops/values.cuh"
+#include "cuda/prim/launch.cuh"
 
 namespace latte::cuda {
 namespace {
@@ -73,8 +74,7 @@ __global__ void __launch_bounds__(kThreads) gather_kv_kernel(const __grid_consta
 cudaError_t launch_gather_kv(const GatherKvCall& call, cudaStream_t stream) {
   if (call.tokens == 0) return cudaSuccess;
   const auto blocks = static_cast<unsigned>(std::min<std::int64_t>((call.tokens + kWarps - 1) / kWarps, 1 << 16));
-  gather_kv_kernel<<<blocks, kThreads, 0, stream>>>(call);
-  return cudaGetLastError();
+  return prim::launch(gather_kv_kernel, blocks, kThreads, 0, stream, call);
 }
 
 }  // namespace latte::cuda

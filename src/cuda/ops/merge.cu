@@ -6,6 +6,7 @@
 #include "core/softmax_state.hpp"
 #include "cuda/ops/ops.hpp"
 #include "cuda/ops/values.cuh"
+#include "cuda/prim/launch.cuh"
 
 namespace latte::cuda {
 namespace {
@@ -103,11 +104,8 @@ cudaError_t launch_merge(const MergeCall& call, cudaStream_t stream) {
     wide = wide && wide_rows(part.out, part.token_stride, part.head_stride, part.dtype);
   const std::int64_t blocks = (m.rows + kRowsABlock - 1) / kRowsABlock;
   if (blocks > INT32_MAX) return cudaErrorInvalidValue;
-  if (wide)
-    merge_kernel<8><<<static_cast<unsigned>(blocks), kRowsABlock * kLanes, 0, stream>>>(m);
-  else
-    merge_kernel<1><<<static_cast<unsigned>(blocks), kRowsABlock * kLanes, 0, stream>>>(m);
-  return cudaGetLastError();
+  return prim::launch(wide ? merge_kernel<8> : merge_kernel<1>, static_cast<unsigned>(blocks), kRowsABlock * kLanes, 0,
+                      stream, m);
 }
 
 }  // namespace latte::cuda

@@ -4,6 +4,7 @@
 
 #include "cuda/ops/ops.hpp"
 #include "cuda/ops/values.cuh"
+#include "cuda/prim/launch.cuh"
 #include "cuda/prim/sync.cuh"
 
 namespace latte::cuda {
@@ -83,8 +84,7 @@ __global__ void __launch_bounds__(kThreads) write_kv_kernel(const __grid_constan
 cudaError_t launch_write_kv(const WriteKvCall& call, cudaStream_t stream) {
   if (call.tokens == 0) return cudaSuccess;
   const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(call.tokens, 1 << 20));
-  write_kv_kernel<<<blocks, kThreads, 0, stream>>>(call);
-  return cudaGetLastError();
+  return prim::launch(write_kv_kernel, blocks, kThreads, 0, stream, call);
 }
 
 }  // namespace latte::cuda

@@ -3,6 +3,7 @@
 
 #include "cuda/plan/block.cuh"
 #include "cuda/plan/device_plan.hpp"
+#include "cuda/prim/launch.cuh"
 #include "plan/layout.hpp"
 
 namespace latte::cuda {
@@ -35,8 +36,7 @@ cudaError_t prepare() {
 
 template <PolicyKind kind>
 cudaError_t launch(const planner::Task& task, cudaStream_t stream) {
-  plan_kernel<kind><<<1, planner::kThreads, sizeof(Storage), stream>>>(task);
-  return cudaGetLastError();
+  return prim::launch(plan_kernel<kind>, 1, planner::kThreads, sizeof(Storage), stream, task);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <cfloat>
 #include <cuda_fp8.h>
 
+#include "cuda/prim/launch.cuh"
 #include "cuda/sm90/prefill/config.cuh"
 #include "cuda/sm90/prefill/entry.hpp"
 
@@ -58,13 +59,10 @@ cudaError_t launch_convert(const ConvertCall& call, cudaStream_t stream) {
       std::int64_t{call.from.tokens} * call.heads * call.width / (call.from_dtype == Dtype::fp8_e4m3 ? 16 : 8);
   const auto blocks = static_cast<unsigned>(std::min((vectors + kThreads - 1) / kThreads, kMostBlocks));
   if (blocks == 0) return cudaSuccess;
-  if (call.from_dtype == Dtype::bf16)
-    convert_rows<__nv_bfloat16, prefill::Fp8><<<blocks, kThreads, 0, stream>>>(call);
-  else if (call.from_dtype == Dtype::f16)
-    convert_rows<__half, prefill::Fp8><<<blocks, kThreads, 0, stream>>>(call);
-  else
-    convert_rows<prefill::Fp8, __half><<<blocks, kThreads, 0, stream>>>(call);
-  return cudaGetLastError();
+  const auto kernel = call.from_dtype == Dtype::bf16  ? convert_rows<__nv_bfloat16, prefill::Fp8>
+                      : call.from_dtype == Dtype::f16 ? convert_rows<__half, prefill::Fp8>
+                                                      : convert_rows<prefill::Fp8, __half>;
+  return prim::launch(kernel, blocks, kThreads, 0, stream, call);
 }
 
 }  // namespace latte::cuda
