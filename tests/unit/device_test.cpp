@@ -182,15 +182,17 @@ TEST(CudaChoice, OnlyLaunchesThatFillTheDeviceOrFitTwiceTakePlacesEarly) {
 
 // A request's bits must not depend on how many workers there are, so neither may the chunk.
 TEST(CudaChoice, BatchInvariantChunksFollowFromTheLimitsAlone) {
-  const auto chunk = [](std::int32_t requests, std::int32_t workers, std::int32_t heads) {
-    const Limits limits{.max_requests = requests, .max_kv_tokens = 4096, .workers = workers};
+  const auto chunk = [](std::int32_t requests, std::int32_t workers, std::int32_t heads, std::int32_t query = 1) {
+    const Limits limits{.max_requests = requests, .max_query_tokens = query, .max_kv_tokens = 4096, .workers = workers};
     return choose_for(kH200, DecodeProblem{.heads = heads}, limits, Policy::batch_invariant())->plan.policy.n;
   };
   for (const std::int32_t workers : {0, 2, 37, 132}) {
     EXPECT_EQ(chunk(16, workers, 16), 512);
     EXPECT_EQ(chunk(64, workers, 16), 2048);
     EXPECT_EQ(chunk(64, workers, 128), 4128) << "4096 in whole blocks of 48";
-    EXPECT_EQ(chunk(1, workers, 16), 256);
+    EXPECT_EQ(chunk(8, workers, 128), 528) << "512 in whole blocks";
+    EXPECT_EQ(chunk(8, workers, 128, 4), 2064) << "each request has four tiles of 128 rows";
+    EXPECT_EQ(chunk(1, workers, 16), 128);
     EXPECT_EQ(chunk(4096, workers, 16), 4096);
   }
 }

@@ -12,7 +12,7 @@ namespace {
 
 // The kernels find their slices of a tile by 32-bit products of pieces and parts of rows, 4096 of these at most.
 constexpr std::int64_t kMostPieces = 32768;
-constexpr std::int64_t kLeastChunk = 256, kMostChunk = 4096;
+constexpr std::int64_t kLeastChunk = 128, kMostChunk = 4096;
 
 struct Body {
   std::int32_t rows, tokens;  // most rows of a thread block; KV tokens of a block
@@ -47,11 +47,13 @@ Status refuse(std::string field, std::string expected, std::string got) {
   return {Code::unsupported, std::move(field), std::move(expected), std::move(got)};
 }
 
-// Chunk of the batch-invariant policy where the caller names none: an equal share of the largest step. The number of
-// workers of this machine must not enter, or a request's bits would depend on it.
-std::int32_t default_chunk(const Limits& limits, bool pair) {
-  const std::int64_t share =
-      ceil_div(limits.max_total_kv_tokens, pair ? kHopperMultiprocessors / 2 : kHopperMultiprocessors);
+// Chunk of the batch-invariant policy where the caller names none: an equal share of the largest step, whose requests
+// have so many tiles. The number of workers of this machine must not enter, or a request's bits would depend on it.
+std::int32_t default_chunk(const Limits& limits, std::int64_t tiles, bool pair) {
+  const std::int64_t workers = pair ? kHopperMultiprocessors / 2 : kHopperMultiprocessors;
+  // No more than matters below, so that nothing overflows.
+  const std::int64_t tokens = std::min(limits.max_total_kv_tokens, kMostChunk * workers);
+  const std::int64_t share = ceil_div(tokens * std::min(tiles, workers), workers);
   const auto power =
       static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(std::max<std::int64_t>(share, 1))));
   return static_cast<std::int32_t>(std::clamp(power, kLeastChunk, kMostChunk));
@@ -114,7 +116,8 @@ Result<DecodeKernelChoice> choose_decode(const DecodeProblem& problem, const Lim
   config.workers = pair ? available / 2 : available;
   config.mask = problem.mask;
   config.policy = policy;
-  if (policy.kind == PolicyKind::batch_invariant && policy.n == 0) config.policy.n = default_chunk(limits, pair);
+  if (policy.kind == PolicyKind::batch_invariant && policy.n == 0)
+    config.policy.n = default_chunk(limits, ceil_div(request_rows, tile_rows), pair);
   config.limits = given;
   config.limits.workers = config.workers;
   const std::int32_t width = problem.latent + problem.rope;
