@@ -93,7 +93,6 @@ class CudaPrefillStep final : public PrefillStep {
   }
 
   Status publish(const Plan& plan, const PrefillLengths& lengths, Stream stream) override {
-    context_requests_ = static_cast<std::int32_t>(lengths.context_lens.size());
     // Nobody on the device but validation asks for the context's lengths.
     return words_.upload(stream, lengths.context_lens.first(validates_ ? lengths.context_lens.size() : 0),
                          lengths.query_start, lengths.kv_start, plan.work_meta_data, plan.work_indptr,
@@ -137,7 +136,7 @@ class CudaPrefillStep final : public PrefillStep {
     if (validates_)
       LATTE_RETURN_IF_ERROR(findings_.look({.lengths = {.seq_lens = step.context_lens},
                                             .kv = cache_view(args.kv_cache, args.pages),
-                                            .requests = context_requests_},
+                                            .requests = plan + kMetaRequests},
                                            args.stream));
     LATTE_RETURN_IF_ERROR(enter(call, workspace, args.stream));
     return device_.prefill(kernel_, call, workers_, args.stream);
@@ -185,7 +184,6 @@ class CudaPrefillStep final : public PrefillStep {
   StagedWords words_;
   const bool validates_;  // the context, before it runs
   Findings findings_;
-  std::int32_t context_requests_ = 0;  // of the last step
 };
 
 }  // namespace

@@ -138,11 +138,14 @@ Status CudaStep::run(const PlannedStep& step, const DecodeArgs& args) {
                               .lengths = lengths_,
                               .plan = plan_,
                               .workspace = carve_workspace(builder_.sizes, builder_.problem.latent, workspace)};
-  LATTE_RETURN_IF_ERROR(findings_.look({.lengths = lengths_,
-                                        .kv = call.kv,
-                                        .requests = static_cast<std::int32_t>(step.requests()),
-                                        .query_tokens = step.query_tokens()},
-                                       args.stream));
+  LATTE_RETURN_IF_ERROR(findings_.look(
+      {.lengths = lengths_,
+       .kv = call.kv,
+       // A captured look serves later steps too: how many requests they have is in their plan, and how many query
+       // tokens there may be was said when the plan was asked for, or is what the tensors hold.
+       .requests = on_device().plan.data() + kMetaRequests,
+       .query_tokens = step.planned_on_device ? step.query_tokens() : call.query_tokens},
+      args.stream));
   return device_.decode(kernel_, call, workers_, args.overlap_previous, args.stream);
 }
 

@@ -56,6 +56,38 @@ TEST_F(GpuValidation, ReportsRequestAndPosition) {
   }
 }
 
+// Decode alone in a graph, and steps of more and of fewer requests and query tokens built into its slot: the captured
+// look is at what each of them has, and at nothing that an earlier one left behind.
+TEST_F(GpuValidation, OfACapturedDecodeLooksAtTheStepThatRuns) {
+  auto step =
+      DeviceStep::make(backend(), gpu_case({{4, 200}, {4, 200}, {4, 200}, {4, 200}, {4, 200}}, 16), {.validate = true});
+  const auto build = [&](const std::vector<RequestLengths>& requests) {
+    return step->builder.build(0, Lengths(requests).view(), stream());
+  };
+  const auto first = build({{1, 150}, {2, 30}});
+  ASSERT_TRUE(succeeded(first.status()));
+  const Result<Graph> graph = Graph::capture(backend(), stream(), [&] { return decode(*first, step->args(stream())); });
+  ASSERT_TRUE(succeeded(graph.status()));
+  const auto replay = [&](const std::vector<RequestLengths>& requests) -> Status {
+    if (const auto built = build(requests); !built) return built.status();
+    if (Status status = graph->launch(stream()); !status) return status;
+    return backend().synchronize(stream());
+  };
+  const std::vector<RequestLengths> all = {{4, 200}, {4, 200}, {4, 200}, {4, 200}, {4, 200}};
+  EXPECT_TRUE(succeeded(replay(all)));
+  EXPECT_TRUE(succeeded(replay({{3, 7}})));
+  EXPECT_TRUE(succeeded(replay({{1, 200}, {0, 0}, {3, 3}})));
+
+  const PageTable pages = step->args(stream()).pages;
+  auto* entry = const_cast<std::int32_t*>(pages.block_table + 4 * pages.block_table_stride);
+  const std::int32_t wild = 1 << 29;
+  ASSERT_TRUE(succeeded(copy_to_device(backend(), entry, &wild, sizeof wild)));
+  EXPECT_TRUE(succeeded(replay({{1, 200}, {1, 200}}))) << "nobody needs that page";
+  const Status found = replay(all);
+  EXPECT_EQ(found.field(), "pages");
+  EXPECT_NE(found.got().find("as page 0 of request 4"), std::string::npos) << found.got();
+}
+
 // A prefill's context: the pages that its chunks follow, also those of a request that has no query.
 class GpuContextValidation : public OnGpu {
  protected:

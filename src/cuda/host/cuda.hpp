@@ -100,8 +100,8 @@ struct ValidationReport {
 struct ValidateCall {
   LengthsView lengths;  // query_start null: there are no queries to look at, and every token is read
   CacheView kv;
-  Limits limits;  // resolved
-  std::int32_t requests = 0;
+  Limits limits;                           // resolved
+  const std::int32_t* requests = nullptr;  // on the device: how many there are
   std::int32_t query_tokens = 0;
   ValidationReport* report = nullptr;
 };

@@ -3,6 +3,7 @@
 #include <climits>
 
 #include "cuda/ops/ops.hpp"
+#include "cuda/prim/launch.cuh"
 
 namespace latte::cuda {
 namespace {
@@ -80,11 +81,11 @@ __device__ Key check_request(const ValidateCall& call, std::int32_t request, std
 }
 
 // The first request at which the sum of lengths passes its limit; by one warp.
-__device__ Key check_total(const ValidateCall& call, std::int32_t lane) {
+__device__ Key check_total(const ValidateCall& call, std::int32_t requests, std::int32_t lane) {
   std::int64_t sum = 0;
-  for (std::int32_t first = 0; first < call.requests; first += kLanes) {
+  for (std::int32_t first = 0; first < requests; first += kLanes) {
     const std::int32_t request = first + lane;
-    const std::int32_t own = request < call.requests ? max(call.lengths.seq_lens[request], 0) : 0;
+    const std::int32_t own = request < requests ? max(call.lengths.seq_lens[request], 0) : 0;
     long long up_to = own;
     for (std::int32_t step = 1; step < kLanes; step *= 2) {
       const long long below = __shfl_up_sync(kAll, up_to, static_cast<unsigned>(step));
@@ -115,8 +116,9 @@ __global__ void __launch_bounds__(kThreads) validate_kernel(const __grid_constan
   const auto thread = static_cast<std::int32_t>(threadIdx.x), lane = thread % kLanes;
   if (thread == 0) first = kNothing;
   __syncthreads();
-  Key found = thread < kLanes ? check_total(call, lane) : kNothing;
-  for (std::int32_t request = thread / kLanes; request < call.requests; request += kWarps)
+  const std::int32_t requests = *call.requests;
+  Key found = thread < kLanes ? check_total(call, requests, lane) : kNothing;
+  for (std::int32_t request = thread / kLanes; request < requests; request += kWarps)
     found = min(found, check_request(call, request, lane));
   if (found != kNothing) atomicMin(&first, found);
   __syncthreads();
@@ -133,9 +135,7 @@ __global__ void __launch_bounds__(kThreads) validate_kernel(const __grid_constan
 }  // namespace
 
 cudaError_t launch_validate(const ValidateCall& call, cudaStream_t stream) {
-  if (call.requests == 0) return cudaSuccess;
-  validate_kernel<<<1, kThreads, 0, stream>>>(call);
-  return cudaGetLastError();
+  return prim::launch(validate_kernel, 1, kThreads, 0, stream, call);
 }
 
 }  // namespace latte::cuda
