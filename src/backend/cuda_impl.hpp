@@ -34,6 +34,7 @@ class CudaImpl final : public Impl {
   Result<PrefillChoice> choose(const PrefillProblem& problem, const Limits& limits,
                                const Policy& policy) const override;
   std::size_t prefill_workspace_bytes(const PrefillSetup& setup) const override;
+  ChunkEntry chunk_entry(const PrefillProblem& problem, PrefillMath math, std::int32_t max_requests) const override;
   Result<std::unique_ptr<PrefillStep>> make_prefill_step(const PrefillSetup& setup, std::int32_t* words,
                                                          const PrefillContext* validated) override;
   Status init_prefill_workspace(const PrefillSetup& setup, std::byte* workspace, Stream stream) override;

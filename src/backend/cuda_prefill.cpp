@@ -203,6 +203,15 @@ Result<PrefillChoice> CudaImpl::choose(const PrefillProblem& problem, const Limi
   return choose_for_cuda(problem, limits, policy, workers());
 }
 
+// As PrefillParts has them: k and v converted, v transposed by blocks, of which every request may begin one.
+ChunkEntry CudaImpl::chunk_entry(const PrefillProblem& problem, PrefillMath math, std::int32_t max_requests) const {
+  const bool fp8 = math == PrefillMath::fp8, convert = fp8 != (problem.dtype == Dtype::fp8_e4m3);
+  const std::int64_t converted = convert ? (fp8 ? 1 : 2) * (cuda::kPrefillWidth + cuda::kPrefillValues) : 0;
+  const std::int64_t transposed = fp8 ? cuda::kPrefillValues : 0;
+  return {.token_bytes = problem.heads * (converted + transposed),
+          .fixed_bytes = problem.heads * transposed * cuda::kPrefillBlock * max_requests};
+}
+
 std::size_t CudaImpl::prefill_workspace_bytes(const PrefillSetup& setup) const {
   return static_cast<std::size_t>(PrefillParts(setup).bytes);
 }

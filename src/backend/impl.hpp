@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "backend/plan_memory.hpp"
+#include "backend/prefill_chunks.hpp"
 #include "backend/validate.hpp"
 #include "cuda/host/cuda.hpp"
 #include "latte/backend.hpp"
@@ -86,6 +87,11 @@ class Impl {
                                        const Policy& policy) const = 0;
   // Of one run: partials, counters, converted and transposed tensors. Multiples of 256.
   virtual std::size_t prefill_workspace_bytes(const PrefillSetup& setup) const = 0;
+  // Of that what grows with the tokens of a step's keys and values.
+  virtual ChunkEntry chunk_entry(const PrefillProblem& /*problem*/, PrefillMath /*math*/,
+                                 std::int32_t /*max_requests*/) const {
+    return {};
+  }
   // `words`: setup.words.count of them. `validated`: not null for a step whose runs look at the pages of its context
   // first, where the host cannot. May throw std::bad_alloc. The setup outlives the step.
   virtual Result<std::unique_ptr<PrefillStep>> make_prefill_step(const PrefillSetup& setup, std::int32_t* words,

@@ -64,10 +64,6 @@ Status PrefillBuilderImpl::make_slots(const BuilderOptions& options) {
 
 Status PrefillBuilderImpl::choose_context(const Backend& machine, const Policy& policy) {
   problem.context = resolve(*problem.context, limits);
-  const auto sizes = size_context(problem, *problem.context, limits, policy.kind);
-  if (!sizes.ok()) return sizes.status();
-  context = *sizes;
-
   // What is joined is fp32 until the last chunk is in.
   PrefillProblem partial = problem;
   partial.context.reset();
@@ -75,6 +71,11 @@ Status PrefillBuilderImpl::choose_context(const Backend& machine, const Policy& 
   auto made = make_setup(machine, partial, limits, policy);
   if (!made.ok()) return made.status();
   joined = std::move(*made);
+
+  const ChunkEntry entry = machine.impl().chunk_entry(partial, joined.choice.math, limits.max_requests);
+  const auto sizes = size_context(problem, *problem.context, limits, policy.kind, entry);
+  if (!sizes.ok()) return sizes.status();
+  context = *sizes;
 
   partial.mask = Mask::none;
   Limits bounds = limits;

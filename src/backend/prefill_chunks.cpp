@@ -18,10 +18,12 @@ constexpr std::int64_t kFewestPositions = 16;
 // Keeps the bytes of a chunk, whatever heads and widths, within 64 bits.
 constexpr std::int64_t kLargestChunkTokens = std::int64_t{1} << 26;
 
-std::int64_t context_bytes(const PrefillProblem& problem, std::int64_t query_tokens, std::int64_t chunk_tokens) {
+std::int64_t context_bytes(const PrefillProblem& problem, std::int64_t query_tokens, std::int64_t chunk_tokens,
+                           const ChunkEntry& entry) {
   const auto needs = context_needs(problem, query_tokens, chunk_tokens);
   const auto layout = lay_out_workspace(needs);
-  return layout.ok() ? static_cast<std::int64_t>(layout->bytes) : std::numeric_limits<std::int64_t>::max();
+  if (!layout.ok()) return std::numeric_limits<std::int64_t>::max();
+  return static_cast<std::int64_t>(layout->bytes) + entry.bytes(chunk_tokens);
 }
 
 }  // namespace
@@ -110,7 +112,7 @@ std::array<WorkspaceNeed, kContextNeeds> context_needs(const PrefillProblem& pro
 }
 
 Result<ContextSizes> size_context(const PrefillProblem& problem, const PrefillContext& context, const Limits& limits,
-                                  PolicyKind policy) {
+                                  PolicyKind policy, const ChunkEntry& entry) {
   const std::int64_t query_tokens = limits.max_total_query_tokens;
   const std::int64_t total =
       std::min<std::int64_t>(context.max_total_tokens, std::int64_t{limits.max_requests} * context.max_tokens);
@@ -121,7 +123,7 @@ Result<ContextSizes> size_context(const PrefillProblem& problem, const PrefillCo
   if (least > kLargestChunkTokens)
     return unsupported("limits.max_requests", "at most " + text(kLargestChunkTokens - kSmallestChunkTokens),
                        text(limits.max_requests));
-  const std::int64_t needed = context_bytes(problem, query_tokens, least);
+  const std::int64_t needed = context_bytes(problem, query_tokens, least, entry);
   const std::int64_t room = context.workspace_bytes > 0 ? context.workspace_bytes : std::max(kDefaultBytes, needed);
   if (needed > room)
     return Status(Code::out_of_limits, "context.workspace_bytes",
@@ -129,7 +131,7 @@ Result<ContextSizes> size_context(const PrefillProblem& problem, const PrefillCo
   std::int64_t low = least, high = std::min(total, kLargestChunkTokens);
   while (low < high) {
     const std::int64_t middle = low + (high - low + 1) / 2;
-    if (context_bytes(problem, query_tokens, middle) <= room)
+    if (context_bytes(problem, query_tokens, middle, entry) <= room)
       low = middle;
     else
       high = middle - 1;

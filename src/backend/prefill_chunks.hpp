@@ -59,8 +59,16 @@ std::array<WorkspaceNeed, kContextNeeds> context_needs(const PrefillProblem& pro
 // Dtype of the rows gathered from a cache.
 Dtype chunk_row_dtype(KvFormat format);
 
-// The largest chunk that the context's workspace_bytes hold. `limits` and `context` are resolved.
+// What a backend makes of a chunk's keys and values before it multiplies them: copies of another type, or transposed.
+struct ChunkEntry {
+  std::int64_t token_bytes = 0, fixed_bytes = 0;
+
+  std::int64_t bytes(std::int64_t tokens) const { return fixed_bytes + tokens * token_bytes; }
+};
+
+// The largest chunk that the context's workspace_bytes hold, with what it becomes on entry. `limits` and `context` are
+// resolved.
 Result<ContextSizes> size_context(const PrefillProblem& problem, const PrefillContext& context, const Limits& limits,
-                                  PolicyKind policy);
+                                  PolicyKind policy, const ChunkEntry& entry = {});
 
 }  // namespace latte::backend

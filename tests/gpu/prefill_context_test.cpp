@@ -194,5 +194,28 @@ TEST_F(GpuPrefillContext, ACapturedStepReplays) {
   }
 }
 
+// What a chunk's keys and values take: as the caller has them, converted to what is multiplied, transposed.
+TEST_F(GpuPrefillContext, ChunksStayWithinTheWorkspaceWithTheirCopies) {
+  constexpr std::int64_t kHeads = 8, kColumns = 192 + 128;
+  struct Kind {
+    Dtype dtype;
+    PrefillMath math;
+    std::int64_t column_bytes, transposed_bytes;
+  };
+  for (const Kind& kind :
+       {Kind{Dtype::bf16, PrefillMath::half, 2, 0}, Kind{Dtype::bf16, PrefillMath::fp8, 2 + 1, 1},
+        Kind{Dtype::fp8_e4m3, PrefillMath::automatic, 1, 1}, Kind{Dtype::fp8_e4m3, PrefillMath::half, 1 + 2, 0}}) {
+    PrefillProblem problem{.heads = kHeads, .dtype = kind.dtype, .math = kind.math};
+    problem.context = PrefillContext{.max_tokens = 1 << 20, .workspace_bytes = 64 << 20};
+    const auto builder =
+        PrefillBuilder::create(backend(), problem, {.max_requests = 2, .max_query_tokens = 64, .max_kv_tokens = 64});
+    ASSERT_TRUE(succeeded(builder.status()));
+    const std::int64_t token_bytes = kHeads * (kColumns * kind.column_bytes + 128 * kind.transposed_bytes);
+    EXPECT_LE(builder->chunk_tokens() * token_bytes, 64 << 20);
+    const std::int64_t row_bytes = 2 * (512 + 64);  // of the cache's tokens, gathered
+    EXPECT_GE(builder->chunk_tokens() * (token_bytes + row_bytes), 60 << 20) << "and do not waste it";
+  }
+}
+
 }  // namespace
 }  // namespace latte::testkit

@@ -104,6 +104,13 @@ TEST(PrefillChunks, AreAsLargeAsTheWorkspaceAllows) {
     EXPECT_LE(used(sizes->chunk_tokens), bytes);
     EXPECT_GT(used(sizes->chunk_tokens + 1), bytes);
     EXPECT_EQ(sizes->max_chunks, max_chunks(4, 10000, 40000, sizes->chunk_tokens));
+
+    // With copies that a backend makes of a chunk's keys and values.
+    const ChunkEntry entry{.token_bytes = 4 * (192 + 128), .fixed_bytes = 70'000};
+    const auto fewer = size_context(problem, bounded, limits, PolicyKind::balanced, entry);
+    ASSERT_TRUE(fewer.ok()) << fewer.status().message();
+    EXPECT_LE(used(fewer->chunk_tokens) + entry.bytes(fewer->chunk_tokens), bytes);
+    EXPECT_GT(used(fewer->chunk_tokens + 1) + entry.bytes(fewer->chunk_tokens + 1), bytes);
   }
 }
 
