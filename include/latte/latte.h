@@ -81,7 +81,8 @@ typedef struct latte_backend_options {
   const char* name;   /* NULL = "cpu", "cuda", or "auto": cuda where it can be opened, else cpu (see note) */
   const char* kernel; /* NULL = "auto", or the name of one */
   int32_t device;     /* cuda: which GPU, as the driver numbers them */
-  int32_t reserved;
+  /* cuda: 1 = no launch is a programmatic dependent one, and overlap_previous has no effect */
+  int32_t serial_launches;
 } latte_backend_options;
 #define LATTE_BACKEND_OPTIONS_INIT \
   { sizeof(latte_backend_options), 0, NULL, NULL, 0, 0 }

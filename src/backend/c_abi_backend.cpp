@@ -47,7 +47,7 @@ latte_code latte_backend_open(const latte_backend_options* options, latte_backen
     latte_backend_options full = LATTE_BACKEND_OPTIONS_INIT;
     if (options != nullptr)
       LATTE_RETURN_IF_ERROR(read_struct(options, "options", offsetof(latte_backend_options, name), full));
-    BackendOptions wanted{.threads = full.threads, .device = full.device};
+    BackendOptions wanted{.threads = full.threads, .device = full.device, .serial_launches = full.serial_launches != 0};
     if (full.name != nullptr) wanted.name = full.name;
     if (full.kernel != nullptr) wanted.kernel = full.kernel;
     auto opened = Backend::open(wanted);

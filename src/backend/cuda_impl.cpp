@@ -78,8 +78,9 @@ std::size_t CudaImpl::workspace_bytes(const DecodeProblem& problem, const PlanCo
 
 Result<std::unique_ptr<DecodeStep>> CudaImpl::make_step(const Builder& builder, const BuilderOptions& options,
                                                         std::int32_t* words) {
-  const auto choice = cuda::choose_decode(builder.problem, builder.limits, builder.config.policy, workers());
+  auto choice = cuda::choose_decode(builder.problem, builder.limits, builder.config.policy, workers());
   if (!choice.ok()) return choice.status();
+  if (serial_launches_) choice->kernel.early_places = false;
   LATTE_RETURN_IF_ERROR(device_->prepare(choice->kernel));
   auto step = std::make_unique<CudaStep>(*this, builder, choice->kernel);
   LATTE_RETURN_IF_ERROR(step->allocate(words, options));
@@ -147,7 +148,7 @@ Result<std::shared_ptr<Impl>> open_cuda(const BackendOptions& options) {
                        "\"" + std::string(options.kernel) + "\"");
   auto device = cuda::open_device(options.device);
   if (!device.ok()) return device.status();
-  return std::shared_ptr<Impl>(std::make_shared<CudaImpl>(std::move(*device)));
+  return std::shared_ptr<Impl>(std::make_shared<CudaImpl>(std::move(*device), options.serial_launches));
 }
 
 Status DeviceBuffer::allocate(cuda::Device& device, std::size_t bytes, cuda::Memory where) {

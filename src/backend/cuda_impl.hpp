@@ -17,12 +17,14 @@ class Findings;
 
 class CudaImpl final : public Impl {
  public:
-  explicit CudaImpl(std::unique_ptr<cuda::Device> gpu) : device_(std::move(gpu)) {}
+  CudaImpl(std::unique_ptr<cuda::Device> gpu, bool serial_launches)
+      : device_(std::move(gpu)), serial_launches_(serial_launches) {}
 
   MachineInfo info() const override;
   std::int32_t workers() const override { return device_->info().multiprocessors; }
   Place place() const override { return Place::device; }
   cuda::Device* device() override { return device_.get(); }
+  bool serial_launches() const { return serial_launches_; }
 
   Result<KernelChoice> choose(const DecodeProblem& problem, const Limits& limits, const Policy& policy) const override;
   std::size_t workspace_bytes(const DecodeProblem& problem, const PlanConfig& config,
@@ -50,6 +52,7 @@ class CudaImpl final : public Impl {
   friend class Findings;
 
   std::unique_ptr<cuda::Device> device_;
+  const bool serial_launches_;
   // Of the living steps, asked when someone synchronizes.
   std::mutex findings_mutex_;
   std::vector<Findings*> findings_;
@@ -176,6 +179,7 @@ class CudaStep final : public DecodeStep {
   const Builder& builder_;
   const cuda::DecodeKernel kernel_;
   const std::int32_t workers_;  // that get work: one launch's size
+  const bool may_overlap_;
   StagedWords words_;
   DeviceBuffer workspace_;
   Findings findings_;

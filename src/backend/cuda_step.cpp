@@ -62,6 +62,7 @@ CudaStep::CudaStep(CudaImpl& impl, const Builder& builder, const cuda::DecodeKer
       builder_(builder),
       kernel_(kernel),
       workers_(plan::worker_count(builder.config)),
+      may_overlap_(!impl.serial_launches()),
       words_(*impl.device()),
       findings_(impl, "seq_lens", plan::resolve(builder.config.limits)) {}
 
@@ -146,7 +147,7 @@ Status CudaStep::run(const PlannedStep& step, const DecodeArgs& args) {
        .requests = on_device().plan.data() + kMetaRequests,
        .query_tokens = step.planned_on_device ? step.query_tokens() : call.query_tokens},
       args.stream));
-  return device_.decode(kernel_, call, workers_, args.overlap_previous, args.stream);
+  return device_.decode(kernel_, call, workers_, may_overlap_ && args.overlap_previous, args.stream);
 }
 
 }  // namespace latte::backend

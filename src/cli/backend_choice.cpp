@@ -13,7 +13,8 @@ void BackendChoice::add_to(CLI::App& command) {
 }
 
 Result<Backend> BackendChoice::open(bool tell) const {
-  Result<Backend> backend = Backend::open({.name = name, .threads = threads, .kernel = kernel, .device = device});
+  Result<Backend> backend = Backend::open(
+      {.name = name, .threads = threads, .kernel = kernel, .device = device, .serial_launches = serial_launches});
   if (!backend || !tell) return backend;
   const MachineInfo info = backend->info();
   if (!info.note.empty()) fmt::print(stderr, "latte: {}, as {}\n", info.backend, info.note);

@@ -81,8 +81,8 @@ Result<BenchPlan> prepare(const BenchOptions& options) {
     return Status(Code::invalid_argument, "--min-time", "0 to 3600 seconds", fmt::format("{}", options.min_time));
   plan.settings.repeats = options.repeats;
   plan.settings.min_seconds = options.min_time;
-  if (options.overlap != "on" && options.overlap != "off")
-    return Status(Code::invalid_argument, "--overlap", "on or off", fmt::format("'{}'", options.overlap));
+  if (options.overlap != "on" && options.overlap != "off" && options.overlap != "serial")
+    return Status(Code::invalid_argument, "--overlap", "on, off or serial", fmt::format("'{}'", options.overlap));
   plan.settings.overlap = options.overlap == "on";
   return plan;
 }
@@ -105,7 +105,7 @@ std::string machine_text(const MachineInfo& info, const Ceilings& ceilings) {
   return fmt::format("{}, {} thread{}", info.cpu, info.threads, info.threads == 1 ? "" : "s");
 }
 
-void print_json(const BenchRow& row, const Ceilings& ceilings, const MachineInfo& info) {
+void print_json(const BenchRow& row, const Ceilings& ceilings, const MachineInfo& info, const std::string& overlap) {
   nlohmann::ordered_json json = {
       {"op", op_name(row.op)},
       {"backend", info.backend},
@@ -133,7 +133,7 @@ void print_json(const BenchRow& row, const Ceilings& ceilings, const MachineInfo
   if (row.workers > 0) json["workers"] = row.workers;
   if (row.on_device) {
     json["plan_host_us"] = row.plan_host.median_us;
-    json["overlap"] = row.overlap ? "on" : "off";
+    json["overlap"] = overlap;
     json["working_set"] = row.working_set_bytes;
     json["ceilings"]["clock_mhz"] = ceilings.clock_mhz;
   }
@@ -205,10 +205,12 @@ Result<Chosen> choose(const Backend& backend, const Case& description, const Ben
 int run(const BenchOptions& options) {
   const Result<BenchPlan> plan = prepare(options);
   if (!plan) return fail(plan.status());
-  const Result<Backend> backend = options.backend.open();
+  BackendChoice choice = options.backend;
+  choice.serial_launches = options.overlap == "serial";
+  const Result<Backend> backend = choice.open();
   if (!backend) return fail(backend.status());
-  if (plan->settings.overlap && !backend->on_device())
-    return fail(Status(Code::unsupported, "--overlap", "off: only a device's kernels can overlap", "on"));
+  if (options.overlap != "off" && !backend->on_device())
+    return fail(Status(Code::unsupported, "--overlap", "off: only a device's kernels can overlap", options.overlap));
   const MachineInfo info = backend->info();
   std::map<std::string, std::string> kernels;  // whose ceilings are measured, by ceiling_key
   for (const BenchPlan::Row& row : plan->rows) {
@@ -255,7 +257,7 @@ int run(const BenchOptions& options) {
     print_text(rows, ceilings, info);
     return kExitOk;
   }
-  for (const BenchRow& row : rows) print_json(row, ceilings.at(ceiling_key(info, row)).best(), info);
+  for (const BenchRow& row : rows) print_json(row, ceilings.at(ceiling_key(info, row)).best(), info, options.overlap);
   return kExitOk;
 }
 
@@ -284,7 +286,8 @@ void add_bench(CLI::App& app, Action& action) {
   command
       ->add_option("--overlap", options->overlap,
                    "decode, on a device: on lets a call's kernel fetch while the one before it ends "
-                   "(DecodeArgs::overlap_previous)")
+                   "(DecodeArgs::overlap_previous); serial lets none begin before that "
+                   "(BackendOptions::serial_launches)")
       ->capture_default_str();
   command->add_flag("--json", options->json, "One JSON object a row on stdout");
   options->shape.add_ops_to(*command);

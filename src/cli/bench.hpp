@@ -44,7 +44,7 @@ struct BenchRow {
   Timing time, plan;
   // Device: planning on the host and queueing the upload, while `plan` is the kernel's time. Prefill has only this.
   Timing plan_host;
-  bool on_device = false, overlap = false;
+  bool on_device = false;
   std::int64_t working_set_bytes = 0;
   double bytes = 0;
   double flops = 0;

@@ -170,7 +170,6 @@ Result<BenchRow> measure_on_device(const Backend& backend, const BatchSpec& spec
   row.plan = *plan;
   row.plan_host = *plan_host;
   row.on_device = true;
-  row.overlap = settings.overlap;
   return row;
 }
 

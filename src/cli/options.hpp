@@ -62,6 +62,7 @@ struct BackendChoice {
   std::string kernel = "auto";
   std::int32_t threads = 0;
   std::int32_t device = 0;
+  bool serial_launches = false;
 
   void add_to(CLI::App& command);
   // Says on stderr why `auto` became what it is, unless the command tells it itself.

@@ -62,12 +62,6 @@ void reserved_fields(void) {
   latte_prefill_metadata prefill_metadata = LATTE_PREFILL_METADATA_INIT;
   if (!open_handles(&h)) return;
   {
-    latte_backend_options options = LATTE_BACKEND_OPTIONS_INIT;
-    latte_backend* backend = NULL;
-    options.reserved = 7;
-    check_reserved(latte_backend_open(&options, &backend, &error), &error, "options.reserved");
-  }
-  {
     latte_problem problem = small_problem();
     latte_support support = LATTE_SUPPORT_INIT;
     problem.reserved = 7;

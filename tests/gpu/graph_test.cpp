@@ -101,6 +101,30 @@ TEST_F(GpuGraph, OfDecodeAloneFollowsWhatIsBuiltIntoItsSlot) {
   }
 }
 
+// No launch begins before the one queued before it has ended, asked to overlap or not; the results are the same.
+TEST_F(GpuStreams, WithSerialLaunchesGiveTheSameBits) {
+  const Backend serial = Backend::open({.name = "cuda", .serial_launches = true}).value();
+  for (std::int32_t heads : {16, 64, 128}) {
+    const DecodeCase c = gpu_case({{1, 3000}, {2, 90}, {1, 700}}, heads);
+    auto step = DeviceStep::make(backend(), c);
+    ASSERT_TRUE(succeeded(step->run(backend(), stream())));
+    const auto expected = step->batch.result_bits();
+    auto builder = MetadataBuilder::create(serial, c.problem(), c.limits()).value();
+    const auto metadata = builder.build(0, step->batch.lengths(), stream());
+    ASSERT_TRUE(succeeded(metadata.status()));
+    for (bool overlap : {false, true}) {
+      step->batch.poison_outputs();
+      ASSERT_TRUE(succeeded(step->device.upload_outputs(step->batch)));
+      DecodeArgs args = step->args(stream());
+      args.overlap_previous = overlap;
+      for (int call = 0; call < 3; ++call) ASSERT_TRUE(succeeded(decode(*metadata, args)));
+      ASSERT_TRUE(succeeded(serial.synchronize(stream())));
+      ASSERT_TRUE(succeeded(step->device.download_outputs(step->batch)));
+      EXPECT_EQ(step->batch.result_bits(), expected);
+    }
+  }
+}
+
 // Plans of two slots and partials in one workspace, which held garbage before.
 TEST_F(GpuGraph, HoldsPlansThatLieInAWorkspace) {
   auto step = DeviceStep::make(backend(), gpu_case({{1, 3000}, {2, 90}, {1, 700}}, 16));
