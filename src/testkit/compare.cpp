@@ -119,4 +119,19 @@ Comparison compare(const ConstTensorView& out, const ConstTensorView& lse, const
   return comparer.finish();
 }
 
+OracleResult written(const ConstTensorView& out, const ConstTensorView& lse) {
+  OracleResult result{.tokens = out.shape[0],
+                      .heads = static_cast<std::int32_t>(out.shape[1]),
+                      .latent = static_cast<std::int32_t>(out.shape[2])};
+  result.out.resize(static_cast<std::size_t>(result.tokens * result.heads * result.latent));
+  result.lse.resize(static_cast<std::size_t>(result.tokens * result.heads));
+  for (std::int64_t row = 0; row < result.tokens * result.heads; ++row) {
+    const std::int64_t token = row / result.heads, head = row % result.heads;
+    load_row(out.dtype, at(out, token, head), result.latent,
+             &result.out[static_cast<std::size_t>(row * result.latent)]);
+    if (!lse.empty()) result.lse[static_cast<std::size_t>(row)] = load(lse.dtype, at(lse, token, head));
+  }
+  return result;
+}
+
 }  // namespace latte::testkit

@@ -41,4 +41,7 @@ constexpr double batch_factor(double rows) { return 1 + 0.5 / rows; }
 Comparison compare(const ConstTensorView& out, const ConstTensorView& lse, const OracleResult& oracle,
                    const Tolerance& tolerance);
 
+// What a call wrote, to hold another one against. `lse` may be empty.
+OracleResult written(const ConstTensorView& out, const ConstTensorView& lse);
+
 }  // namespace latte::testkit

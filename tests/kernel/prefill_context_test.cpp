@@ -4,7 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include "testkit/codec.hpp"
 #include "testkit/context_expander.hpp"
 #include "tests/kernel/prefill_support.hpp"
 
@@ -42,20 +41,6 @@ TEST_P(PrefillContextTest, InChunksOfAnySizeAgreesWithTheOracle) {
         chunks_before = report->chunks;
       }
     }
-}
-
-// What a call wrote, to hold another one against. Needs dense outputs.
-OracleResult written(const PrefillBatch& batch) {
-  const PrefillArgs args = batch.args();
-  OracleResult result{.tokens = args.out.shape[0],
-                      .heads = static_cast<std::int32_t>(args.out.shape[1]),
-                      .latent = static_cast<std::int32_t>(args.out.shape[2])};
-  const std::int64_t rows = result.tokens * result.heads;
-  result.out.resize(static_cast<std::size_t>(rows * result.latent));
-  result.lse.resize(static_cast<std::size_t>(rows));
-  load_row(args.out.dtype, args.out.bytes(), rows * result.latent, result.out.data());
-  load_row(Dtype::f32, args.lse.bytes(), rows, result.lse.data());
-  return result;
 }
 
 // How far apart the same call, cut and uncut, may lie. Nothing but rounding tells them apart.
@@ -105,8 +90,8 @@ void expect_equals_uncut(const Backend& backend, const PrefillCase& c, Dtype coa
   const Comparison same = compare(uncut.args().out, uncut.args().lse, truth, tolerance);
   EXPECT_TRUE(same.ok) << "the uncut call: " << same.message;
 
-  const Comparison direct =
-      compare(args.out, args.lse, written(uncut), rounding(coarsest_format, expander.chunks(), truth, tolerance));
+  const Comparison direct = compare(args.out, args.lse, written(uncut.args().out, uncut.args().lse),
+                                    rounding(coarsest_format, expander.chunks(), truth, tolerance));
   EXPECT_TRUE(direct.ok) << "from the uncut call: " << direct.message;
 }
 
