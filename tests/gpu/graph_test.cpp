@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/gpu/prefill_support.hpp"
 #include "tests/gpu/support.hpp"
 
 namespace latte::testkit {
@@ -216,6 +217,43 @@ TEST_F(GpuStreams, TwoAtOnceNeitherHangNorDisturbEachOther) {
       EXPECT_EQ(steps[i]->batch.result_bits(), expected[i]);
     }
   }
+}
+
+// Thread blocks of decode that wait for partials, and of fp8 prefill that wait for values others transpose, among those
+// of the other call.
+TEST_F(GpuStreams, DecodeAndPrefillAtOnceNeitherHangNorDisturbEachOther) {
+  constexpr int kRounds = 30;
+  const OwnedStream other = OwnedStream::create(backend()).value();
+  for (std::int32_t heads : {16, 48, 128})
+    for (Dtype dtype : {Dtype::bf16, Dtype::fp8_e4m3}) {
+      const auto decoding =
+          DeviceStep::make(backend(), gpu_case({{1, 3000}, {2, 500}, {1, 64}, {1, 1200}}, heads), {.slots = 2});
+      PrefillCase prompt = gpu_prefill({{70, 700}, {130, 130}, {1, 2500}, {64, 63}}, 8);
+      prompt.dtype = dtype;
+      const auto prefilling = DevicePrefillStep::make(backend(), prompt, {.policy = Policy::uniform(4), .slots = 2});
+      ASSERT_TRUE(succeeded(decoding->run(backend(), stream())));
+      ASSERT_TRUE(succeeded(prefilling->run(backend(), other.get())));
+      const auto decoded = decoding->batch.result_bits(), prefilled = prefilling->batch().result_bits();
+      decoding->batch.poison_outputs();
+      ASSERT_TRUE(succeeded(decoding->device.upload_outputs(decoding->batch)));
+      ASSERT_TRUE(succeeded(prefilling->poison()));
+      for (int n = 0; n < kRounds; ++n) {
+        const auto step = decoding->builder.build(n % 2, decoding->batch.lengths(), stream());
+        ASSERT_TRUE(succeeded(step.status()));
+        const auto prefill_step = prefilling->builder.build(n % 2, prefilling->batch().lengths(), other.get());
+        ASSERT_TRUE(succeeded(prefill_step.status()));
+        for (int repeat = 0; repeat < 3; ++repeat) {
+          ASSERT_TRUE(succeeded(decode(*step, decoding->args(stream()))));
+          ASSERT_TRUE(succeeded(prefill(*prefill_step, prefilling->args(other.get()))));
+        }
+      }
+      ASSERT_TRUE(succeeded(backend().synchronize(stream())));
+      ASSERT_TRUE(succeeded(backend().synchronize(other.get())));
+      ASSERT_TRUE(succeeded(decoding->device.download_outputs(decoding->batch)));
+      ASSERT_TRUE(succeeded(prefilling->device.download_outputs(prefilling->batch())));
+      EXPECT_EQ(decoding->batch.result_bits(), decoded) << "heads " << heads << " beside " << dtype_name(dtype);
+      EXPECT_EQ(prefilling->batch().result_bits(), prefilled) << dtype_name(dtype) << " beside heads " << heads;
+    }
 }
 
 }  // namespace
