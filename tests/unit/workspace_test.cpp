@@ -146,6 +146,25 @@ TEST_F(WorkspaceTest, FindsWritesOutsideASlice) {
   }
 }
 
+// The library and its tests are compiled with the same NDEBUG: ./test has a release build, without these checks, and
+// one for AddressSanitizer, with them.
+TEST_F(WorkspaceTest, ChecksInDebugBuildsUnlessToldOtherwise) {
+#ifdef NDEBUG
+  constexpr bool kWatched = false;
+#else
+  constexpr bool kWatched = true;
+#endif
+  Workspace workspace = make({});
+  EXPECT_EQ(workspace.bytes(), make(kWatched ? kChecked : kUnchecked).bytes());
+  EXPECT_NE(make(kChecked).bytes(), make(kUnchecked).bytes());
+  const WorkspaceSlice slice = workspace.take(0).value();
+  EXPECT_EQ(workspace.take(0).ok(), !kWatched);
+  slice.bytes.data()[1000] = std::byte{1};  // a guard word, or what aligns the next slice
+  EXPECT_EQ(workspace.check().ok(), !kWatched);
+  EXPECT_EQ(workspace.give_back(slice).ok(), !kWatched);
+  EXPECT_EQ(workspace.give_back(slice).ok(), !kWatched) << "a second time";
+}
+
 TEST_F(WorkspaceTest, RefusesNumbersOfNoNeed) {
   Workspace workspace = make(kUnchecked);
   EXPECT_EQ(workspace.take(-1).status().field(), "need");
