@@ -73,6 +73,9 @@ std::string answers_to_a_fault() {
   // Pages that the copy engine does not load: threads read the cache.
   auto step = DeviceStep::make(backend, gpu_case({{1, 200}, {2, 70}}, 16, 7));
   if (const Status status = step->run(backend, stream.get()); !status) return "before the fault: " + status.message();
+  auto boxes = DeviceStep::make(backend, gpu_case({{1, 200}}, 16, 64));
+  if (const Status status = boxes->run(backend, stream.get()); !status) return "before the fault: " + status.message();
+  const auto boxes_metadata = boxes->builder.build(0, boxes->batch.lengths(), stream.get()).value();
   auto prefill_step = DevicePrefillStep::make(backend, gpu_prefill({{40, 40}}, 2));
   if (const Status status = prefill_step->run(backend, stream.get()); !status)
     return "prefill before the fault: " + status.message();
@@ -91,6 +94,7 @@ std::string answers_to_a_fault() {
       {"synchronize", backend.synchronize(stream.get())},
       {"synchronize again", backend.synchronize(stream.get())},
       {"decode", decode(metadata, sound)},
+      {"decode by the copy engine", decode(boxes_metadata, boxes->args(stream.get()))},
       {"build", step->builder.build(0, step->batch.lengths(), stream.get()).status()},
       {"build_on_device", step->builder.build_on_device(0, step->device.lengths(), stream.get()).status()},
       {"prefill", prefill(prefill_metadata, prefill_step->args(stream.get()))},

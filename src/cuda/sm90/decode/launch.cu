@@ -42,7 +42,7 @@ cudaError_t make_map(const DecodeKernel& kernel, const CacheView& kv, int parts,
   const CUresult result =
       encode(&map, type, 5, const_cast<void*>(kv.data), extent, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
              CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+  return encode_error(result);
 }
 
 }  // namespace

@@ -50,7 +50,7 @@ cudaError_t make_map(Dtype dtype, const void* data, const MapShape& shape, CUten
   const CUresult result = encode(&map, map_type(dtype), 3, const_cast<void*>(data), extent, stride, box, step,
                                  CU_TENSOR_MAP_INTERLEAVE_NONE, shape.swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+  return encode_error(result);
 }
 
 // Tokens are rows, heads are planes. The stride of a dimension of one element was not looked at.
