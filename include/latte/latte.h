@@ -395,9 +395,8 @@ static inline latte_decode_args latte_decode_args_init(void) {
 
 /* Writes every element of out and lse for rows [0, query_start[B]) and nothing else. That they overlap neither each
  * other nor what the call reads is the caller's to see to. A captured call serves the steps built into its slot later,
- * if it had query tokens, all or none of them have `visible`, and the page table has a row for each request of the
- * largest.
- */
+ * if all are built the same way (on the device from the same arrays, with no more query tokens), it had query tokens,
+ * all or none of them have `visible`, and the page table has a row for each request of the largest. */
 LATTE_API latte_code latte_decode(const latte_metadata* metadata, const latte_decode_args* args, latte_error* error);
 
 typedef struct latte_partial {

@@ -15,8 +15,8 @@ HWY_INLINE __m512i pair_bf16(__m512 even, __m512 odd) {
   return _mm512_permutexvar_epi16(index, both);
 }
 
-// 2^x by 2^floor(x) * p(x - floor(x)); p is minimax on [0, 1), relative error 8e-5, a 25th of what the rounding to
-// bf16 that follows costs.
+// 2^x by 2^floor(x) * p(x - floor(x)); p is minimax on [0, 1), relative error 8e-5, a 50th of what the rounding to
+// bf16 that follows may cost.
 HWY_INLINE __m512 exp2_short(__m512 x) {
   const __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF);
   __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0.0780245123f), f, _mm512_set1_ps(0.22606717f));
