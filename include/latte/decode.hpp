@@ -151,12 +151,13 @@ struct DecodeArgs {
 // checked, and what comes out otherwise is undefined.
 // One thread at a time per slot; different slots may run at once.
 // On a device every address, the page table's included, is a device address, bases and outer strides are multiples of
-// 16 bytes, and the call returns when the work is queued. It can be captured in a graph; a replay runs the step that
-// was built into the slot last, on the captured tensors. All of these steps are built the same way, by
-// build() or by build_on_device() from the same arrays and with no more query tokens; `visible` is given to all or to
-// none; the captured one had query tokens; the page table has a row for each request of the largest. The launch may be
-// a programmatic dependent one: it waits for the kernel queued before it, and if that is such a launch too, it must
-// itself have waited for the one before (griddepcontrol.wait), as is usual.
+// 16 bytes, and the call returns when the work is queued.
+// It can be captured in a graph; a replay runs the step that was built into the slot last, on the captured tensors. All
+// of these steps are built the same way, by build() or by build_on_device() from the same arrays and with no more query
+// tokens; `visible` is given to all or to none; the captured one had query tokens; the page table has a row for each
+// request of the largest.
+// The launch may be a programmatic dependent one: it waits for the kernel queued before it, and if that is such a
+// launch too, it must itself have waited for the one before (griddepcontrol.wait), as is usual.
 Status decode(const DecodeMetadata& metadata, const DecodeArgs& args);
 
 }  // namespace latte

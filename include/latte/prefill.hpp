@@ -118,16 +118,17 @@ class PrefillBuilder {
   std::unique_ptr<backend::PrefillBuilderImpl> impl_;
 };
 
-// Writes every element of out and lse for rows [0, query_start[B]) and nothing else. On an error out and lse
-// are untouched; if it is `expand` that fails, the workspace was written. One thread at a time per slot; different
-// slots may run at once. out and lse must overlap neither each other nor anything the call reads: q, k, v, kv_cache,
-// pages, workspace. This is not checked, and what comes out otherwise is undefined. On a device every address is a
-// device address, bases and outer strides are multiples of 16 bytes, and the call returns when the work is queued. It
-// can be captured in a graph. Without context, a replay runs the step that was built into the slot last, if that one
-// has no context either and the captured one had query tokens and rows of k and v; rows behind the captured tensors are
-// dropped. With context, a replay repeats the captured step, chunk by chunk, for which `expand` may only queue work in
-// the stream, and nothing else may be built into the slot. k and v may be left out when the step brings no new keys.
-// lse is always available, also with context.
+// Writes every element of out and lse for rows [0, query_start[B]) and nothing else. On an error out and lse are not
+// touched; if it is `expand` that fails, the workspace was written. One thread at a time per slot; different slots may
+// run at once.
+// out and lse must overlap neither each other nor anything the call reads: q, k, v, kv_cache, pages, workspace. This is
+// not checked, and what comes out otherwise is undefined.
+// On a device every address is a device address, bases and outer strides are multiples of 16 bytes, and the call
+// returns when the work is queued. It can be captured in a graph. Without context, a replay runs the step that was
+// built into the slot last, if that one has no context either and the captured one had query tokens and rows of k and
+// v; rows behind the captured tensors are dropped. With context, a replay repeats the captured step, chunk by chunk,
+// for which `expand` may only queue work in the stream, and nothing else may be built into the slot. k and v may be
+// left out when the step brings no new keys. lse is always available, also with context.
 Status prefill(const PrefillMetadata& metadata, const PrefillArgs& args);
 
 }  // namespace latte

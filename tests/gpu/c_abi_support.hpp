@@ -106,12 +106,6 @@ class GpuCAbi : public OnGpu {
   }
 
   template <class T>
-  DeviceMemory upload(const std::vector<T>& values) const {
-    auto memory = DeviceMemory::allocate(backend(), values.size() * sizeof(T)).value();
-    EXPECT_TRUE(succeeded(copy_to_device(backend(), memory.data(), values.data(), memory.size())));
-    return memory;
-  }
-  template <class T>
   std::vector<T> download(const DeviceMemory& memory) const {
     std::vector<T> values(memory.size() / sizeof(T));
     EXPECT_TRUE(succeeded(copy_to_host(backend(), values.data(), memory.data(), memory.size())));

@@ -13,15 +13,7 @@ namespace {
 
 constexpr std::int64_t kFarBytes = std::int64_t{1} << 33;  // 2^31 fp32, 2^32 bf16 and 2^33 fp8 numbers
 
-class GpuFarOffsets : public OnGpu {
- protected:
-  template <class T>
-  DeviceMemory upload(const std::vector<T>& values) const {
-    auto memory = DeviceMemory::allocate(backend(), values.size() * sizeof(T)).value();
-    EXPECT_TRUE(succeeded(copy_to_device(backend(), memory.data(), values.data(), memory.size())));
-    return memory;
-  }
-};
+class GpuFarOffsets : public OnGpu {};
 
 // Tensors of [tokens, heads, width] in one large buffer, all with the same strides, one behind the other.
 class SpreadTensors {

@@ -110,18 +110,18 @@ TEST_F(GpuPrefillContext, PlansMayLieInTheCallersMemory) {
 class KeptExpansion {
  public:
   KeptExpansion(const Backend& backend, const PrefillArgs& args)
-      : backend_(backend), expand_(args.expand), user_(args.user), page_(upload<std::int32_t>({0})) {}
+      : backend_(backend), expand_(args.expand), user_(args.user), page_(upload<std::int32_t>(backend, {0})) {}
 
   static Status keep(void* user, const ContextChunk& chunk) {
     auto& self = *static_cast<KeptExpansion*>(user);
     if (Status status = self.expand_(self.user_, chunk); !status) return status;
-    Kept kept{.starts = self.upload<std::int32_t>({0, chunk.tokens})};
+    Kept kept{.starts = upload<std::int32_t>(self.backend_, {0, chunk.tokens})};
     for (const auto& [from, to] : {std::pair{&chunk.k, &kept.k}, std::pair{&chunk.v, &kept.v}}) {
       std::vector<std::uint16_t> values(static_cast<std::size_t>(from->shape[0] * from->shape[1] * from->shape[2]));
       if (Status status = copy_to_host(self.backend_, values.data(), from->data, values.size() * 2, chunk.stream);
           !status)
         return status;
-      *to = self.upload(values);
+      *to = upload(self.backend_, values);
     }
     self.kept_.push_back(std::move(kept));
     return {};
@@ -150,12 +150,6 @@ class KeptExpansion {
   struct Kept {
     DeviceMemory starts, k, v;
   };
-  template <class T>
-  DeviceMemory upload(const std::vector<T>& values) const {
-    auto memory = DeviceMemory::allocate(backend_, values.size() * sizeof(T)).value();
-    EXPECT_TRUE(succeeded(copy_to_device(backend_, memory.data(), values.data(), memory.size())));
-    return memory;
-  }
 
   const Backend& backend_;
   const ExpandChunk expand_;

@@ -11,15 +11,7 @@
 namespace latte::testkit {
 namespace {
 
-class GpuEveryKernel : public OnGpu {
- protected:
-  template <class T>
-  DeviceMemory upload(const std::vector<T>& values) const {
-    auto memory = DeviceMemory::allocate(backend(), values.size() * sizeof(T)).value();
-    EXPECT_TRUE(succeeded(copy_to_device(backend(), memory.data(), values.data(), memory.size())));
-    return memory;
-  }
-};
+class GpuEveryKernel : public OnGpu {};
 
 // Pages that the copy engine loads, in boxes of two sizes, and those whose tokens threads load; tiles in two pieces.
 TEST_F(GpuEveryKernel, OfDecodeLoadsPagesOfEveryKind) {

@@ -14,12 +14,26 @@
 
 namespace latte::testkit {
 
+// Success, or the status' message.
+::testing::AssertionResult succeeded(const Status& status);
+
+template <class T>
+DeviceMemory upload(const Backend& backend, const std::vector<T>& values) {
+  auto memory = DeviceMemory::allocate(backend, values.size() * sizeof(T)).value();
+  EXPECT_TRUE(succeeded(copy_to_device(backend, memory.data(), values.data(), memory.size())));
+  return memory;
+}
+
 // Skips its tests where the cuda backend cannot be opened.
 class OnGpu : public ::testing::Test {
  protected:
   void SetUp() override;
   const Backend& backend() const { return *backend_; }
   Stream stream() const { return stream_->get(); }
+  template <class T>
+  DeviceMemory upload(const std::vector<T>& values) const {
+    return testkit::upload(backend(), values);
+  }
 
  private:
   std::optional<Backend> backend_;
@@ -52,8 +66,5 @@ struct DeviceStep {
   // Poisons the outputs, runs decode once with a plan made on the host, and brings the outputs back.
   Status run(const Backend& backend, Stream stream);
 };
-
-// Success, or the status' message.
-::testing::AssertionResult succeeded(const Status& status);
 
 }  // namespace latte::testkit
