@@ -110,7 +110,9 @@ class Scorer {
     const int thread = static_cast<int>(threadIdx.x);
 #pragma unroll
     for (int i = 0; i < Config::kRows * 8 / kWarpgroup; ++i) {
-      const int r = thread / 8 + i * (kWarpgroup / 8), chunk = thread % 8;
+      // Each thread block begins at another row: those of one tile would ask L2 for the same lines at the same time.
+      const int r = (thread / 8 + i * (kWarpgroup / 8) + static_cast<int>(blockIdx.x)) % Config::kRows;
+      const int chunk = thread % 8;
       const QueryRow<Half> row(call_, piece, r);
 #pragma unroll
       for (int buffer = 0; buffer < kShared + kStaged; ++buffer) {
