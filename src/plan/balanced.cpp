@@ -1,8 +1,8 @@
 // balanced: lay the tiles on a line, each as long as it costs, and cut the line into `workers` equal shares. Cuts are
-// rounded to KV blocks and, in some candidates, snapped to tile edges nearby. uniform(1..16) are candidates too, and,
-// where workers share memory, equal pieces on fewer workers. The one with the smallest estimated makespan wins; ties go
-// to the one tried first. Every candidate is a scan or a search over the line: nothing sorts, nothing depends on more
-// than prefix sums, so that a device can do the same.
+// rounded to KV blocks and, in some candidates, snapped to tile edges nearby. uniform(1..16) are candidates too, and
+// equal pieces on fewer workers. The one with the smallest estimated makespan wins, equal pieces also where they lose
+// by no more than a cut that the line does not count; ties go to the one tried first. Every candidate is a scan or a
+// search over the line: nothing sorts, nothing depends on more than prefix sums, so that a device can do the same.
 //
 // Why it is within 1/8 of ideal (I = line / workers): a worker's share is I long; rounding moves each of its ends by at
 // most half a block; a share that begins inside a tile pays piece + split once more. So
@@ -23,17 +23,23 @@ class Line {
  public:
   explicit Line(const Step& step) : step_(step) {}
 
+  struct Makespan {
+    std::int64_t ticks = 0;
+    std::int64_t with_both_cuts = 0;  // share_ticks_with_both_cuts()
+  };
+
   // Where worker w's share begins, for every w, and the makespan. `snap` ticks: a cut closer than that to a tile's edge
   // moves to the edge, which saves piece + split.
-  std::int64_t cut(std::int64_t snap, std::span<Cut> cuts) const {
+  Makespan cut(std::int64_t snap, std::span<Cut> cuts) const {
     const std::int32_t workers = step_.config.workers;
     const Shares shares(step_.line_ticks, workers);
     const auto tiles = static_cast<std::int32_t>(step_.tiles.size());
     if (tiles == 0) {
       std::fill(cuts.begin(), cuts.end(), Cut{0, 0});
-      return 0;
+      return {};
     }
-    std::int64_t makespan = 0, begin_ticks = 0;
+    Makespan makespan;
+    std::int64_t begin_ticks = 0;
     bool begin_inside = false;
     std::int32_t t = 0;
     cuts[0] = {0, 0};
@@ -49,7 +55,12 @@ class Line {
         if (cut.tile < tiles) end_ticks = cut_position(line_tile(cut.tile), cut.block, step_.fixed.piece);
       }
       // A cut never lies before the one before it: x grows, and rounding and snapping are monotone within a tile.
-      makespan = std::max(makespan, share_ticks(begin_ticks, end_ticks, begin_inside, step_.fixed));
+      const std::int64_t ticks = share_ticks(begin_ticks, end_ticks, begin_inside, step_.fixed);
+      const std::int64_t cut_tile = cut.block > 0 ? line_tile(cut.tile).begin : 0;
+      makespan.ticks = std::max(makespan.ticks, ticks);
+      makespan.with_both_cuts =
+          std::max(makespan.with_both_cuts,
+                   share_ticks_with_both_cuts(ticks, begin_ticks, cut_tile, cut.block > 0, step_.fixed));
       begin_ticks = end_ticks;
       begin_inside = cut.block > 0;
     }
@@ -110,23 +121,26 @@ Outcome emit_balanced(const Step& step, const Buffers& buffers, Emitter& emitter
   const std::int32_t workers = step.config.workers;
   const auto half = static_cast<std::size_t>(workers) + 1;
   std::span<Cut> best_cuts = buffers.cuts.first(half), trial_cuts = buffers.cuts.subspan(half, half);
-  std::int64_t best = 0;
+  Line::Makespan best_line;
   std::int32_t splits = 0;
 
   const Line line(step);
   for (std::int32_t i = 0; i < kSnapCandidates; ++i) {
-    const std::int64_t makespan = line.cut(snap_ticks(i, step.fixed), trial_cuts);
-    if (i > 0 && makespan >= best) continue;
-    best = makespan;
+    const Line::Makespan makespan = line.cut(snap_ticks(i, step.fixed), trial_cuts);
+    if (i > 0 && makespan.ticks >= best_line.ticks) continue;
+    best_line = makespan;
     std::swap(best_cuts, trial_cuts);
   }
 
+  std::int64_t best = best_line.ticks;
   if (even_can_win(step.config, static_cast<std::int64_t>(step.tiles.size()))) {
-    const std::int64_t share_blocks = step.line_ticks / workers / step.config.cost.block(step.config.row_tile);
+    const std::int64_t share = step.line_ticks / workers;
+    const std::int64_t share_blocks = share / step.config.cost.block(step.config.row_tile);
+    std::int64_t limit = even_limit(best_line.ticks, best_line.with_both_cuts, share, step.fixed, step.config.cost);
     for (std::int32_t i = 0; i < kEvenCandidates; ++i) {
       const std::int32_t most = even_blocks(i, share_blocks);
-      if (const auto makespan = even_makespan(step, most); makespan && *makespan < best)
-        best = *makespan, splits = -most;
+      if (const auto makespan = even_makespan(step, most); makespan && *makespan < limit)
+        best = limit = *makespan, splits = -most;
     }
   }
 

@@ -150,6 +150,36 @@ TEST(Plan, WhereMemoryIsSharedEqualPiecesOnFewerWorkersMayWin) {
   EXPECT_EQ(to_vector(apart->plan().work_info_set), to_vector(nearly->plan().work_info_set));
 }
 
+// Ten tiles of 86 blocks on 66 workers; a pair's ticks. The best line's longest share is 42,175 ticks, but the worker
+// that ends one tile and begins the next has two partials, and the line counts one of their cuts. Pieces of 15 blocks,
+// one a worker, are 20,000 + 15 * 1,575. A single tile's line has one piece a worker and is kept.
+TEST(Plan, EqualPiecesWinWhereOnTheLineAWorkerHasTwoCutPieces) {
+  PlanConfig config = example_config(66, Policy::balanced());
+  config.heads = config.row_tile = 128;
+  config.kv_block = 48;
+  config.cost = {.piece_ticks = 8000, .split_ticks = 12000, .block_ticks = 1575};
+  config.limits = {.max_requests = 10, .max_kv_tokens = 32768};
+  Batch batch;
+  for (std::int32_t b = 0; b < 10; ++b) {
+    batch.seq_lens.push_back(4096);
+    batch.query_start.push_back(b);
+  }
+  batch.query_start.push_back(10);
+  const Result<OwnedPlan> ten = OwnedPlan::make(config, batch.lengths());
+  ASSERT_TRUE(ten.ok()) << ten.status().message();
+  EXPECT_EQ(ten->plan().work_meta_data[kMetaSplits], -15);
+  EXPECT_EQ(ten->plan().makespan_ticks(), 43625);
+  EXPECT_EQ(ten->plan().work_info_set.size(), 60u);
+  expect_consistent(config, batch, ten->plan());
+
+  const Batch single = {.seq_lens = {32768}, .query_start = {0, 1}};
+  const Result<OwnedPlan> one = OwnedPlan::make(config, single.lengths());
+  ASSERT_TRUE(one.ok()) << one.status().message();
+  EXPECT_EQ(one->plan().work_meta_data[kMetaSplits], 0);
+  EXPECT_EQ(one->plan().work_info_set.size(), 66u);
+  expect_consistent(config, single, one->plan());
+}
+
 TEST(Plan, BatchInvariantCutsAtMultiplesOfTheChunk) {
   const PlanConfig config = example_config(2, Policy::batch_invariant(500));  // rounded up to 512
   const Result<OwnedPlan> owned = OwnedPlan::make(config, kExample.lengths());

@@ -34,15 +34,17 @@ struct Shares {
   }
 };
 
-// One worker's cut on each of the lines: where it lies, and a bit for those that lie inside a tile.
+// One worker's cut on each of the lines: where it lies, and a bit for those that lie inside a tile, which begins there.
 struct LineCuts {
   std::int64_t at[plan::kSnapCandidates] = {};
+  std::int64_t tile_begin = 0;
   std::uint32_t inside = 0;
 
   template <class Fn>
   LATTE_DEVICE LineCuts map(const Fn& fn) const {
     LineCuts result;
     for (std::int32_t i = 0; i < plan::kSnapCandidates; ++i) result.at[i] = fn(at[i]);
+    result.tile_begin = fn(tile_begin);
     result.inside = fn(inside);
     return result;
   }
@@ -57,7 +59,7 @@ LATTE_DEVICE inline LineCuts place_cut(const Step& step, std::int64_t x, plan::C
   const std::int64_t offset = x - begin - fixed.piece, length = blocks * block;
   const auto rounded = static_cast<std::int64_t>(static_cast<std::uint64_t>(std::max<std::int64_t>(offset, 0) + half) /
                                                  static_cast<std::uint64_t>(block));
-  LineCuts result;
+  LineCuts result{.tile_begin = begin};
   for (std::int32_t i = 0; i < plan::kSnapCandidates; ++i) {
     const std::int64_t snap = plan::snap_ticks(i, fixed);
     plan::Cut cut{t, 0};
@@ -86,14 +88,14 @@ struct Candidates {
   EvenCandidate* even;
 };
 
-// The makespans of the three lines, behind the next barrier: each worker searches for its cut; a load lies between
-// neighbours.
+// The makespans of the three lines, and then with both cuts of a share, behind the next barrier: each worker searches
+// for its cut; a load lies between neighbours.
 template <class Block>
 LATTE_DEVICE auto cut_lines(Block& block, const Step& step) {
   const std::int32_t workers = step.task.config.workers, stride = workers + 1;
   plan::Cut* trial = step.tiles.trial;
   const Shares shares(step.line_ticks, step.task);
-  return block.template max_between<plan::kSnapCandidates>(
+  return block.template max_between<2 * plan::kSnapCandidates>(
       workers,
       [&](std::int32_t w) -> LineCuts {
         if (w > 0 && w < workers && step.count > 0) return place_cut(step, shares.begin(w), trial + w, stride);
@@ -105,8 +107,12 @@ LATTE_DEVICE auto cut_lines(Block& block, const Step& step) {
         }
         return edge;
       },
-      [&](std::int32_t i, const LineCuts& begin, const LineCuts& end) {
-        return plan::share_ticks(begin.at[i], end.at[i], (begin.inside >> i & 1) != 0, step.task.fixed);
+      [&](std::int32_t row, const LineCuts& begin, const LineCuts& end) {
+        const std::int32_t i = row % plan::kSnapCandidates;
+        const auto inside = [i](const LineCuts& cuts) { return (cuts.inside >> i & 1) != 0; };
+        const std::int64_t ticks = plan::share_ticks(begin.at[i], end.at[i], inside(begin), step.task.fixed);
+        if (row == i) return ticks;
+        return plan::share_ticks_with_both_cuts(ticks, begin.at[i], end.tile_begin, inside(end), step.task.fixed);
       });
 }
 
@@ -128,9 +134,10 @@ LATTE_DEVICE void count_even(Block& block, const Step& step, EvenCandidate* even
       });
 }
 
-// The best of them, where one is better than `best`.
+// The best of them, where one is below `limit`, or else `best`.
 template <class Block>
-LATTE_DEVICE Choice best_even(Block& block, const Step& step, const EvenCandidate* even, Choice best) {
+LATTE_DEVICE Choice best_even(Block& block, const Step& step, const EvenCandidate* even, std::int64_t limit,
+                              Choice best) {
   const Task& task = step.task;
   const auto smallest = block.first_smallest(plan::kEvenCandidates, [&](std::int32_t row) -> std::int64_t {
     const plan::Even all = even[row].all;
@@ -139,7 +146,7 @@ LATTE_DEVICE Choice best_even(Block& block, const Step& step, const EvenCandidat
     return plan::relieved(all.longest, plan::crowding(busy, task.config.cost), task.fixed);
   });
   const EvenCandidate& first = even[smallest.row];
-  if (smallest.value < best.makespan)
+  if (smallest.value < limit)
     best = {.splits = -first.most, .makespan = smallest.value, .whole = first.all.pieces == step.count};
   return best;
 }
@@ -242,7 +249,13 @@ LATTE_DEVICE Choice balance(Block& block, const Step& step, const Candidates& ca
   Choice best{.makespan = lines(0)};
   for (std::int32_t i = 1; i < plan::kSnapCandidates; ++i)
     if (const std::int64_t makespan = lines(i); makespan < best.makespan) best = {.line = i, .makespan = makespan};
-  if (even) best = best_even(block, step, candidates.even, best);
+  if (even) {
+    const auto share =
+        static_cast<std::int64_t>(step.task.share.divide(static_cast<std::uint64_t>(step.line_ticks)).quotient);
+    const std::int64_t limit = plan::even_limit(best.makespan, lines(plan::kSnapCandidates + best.line), share,
+                                                step.task.fixed, step.task.config.cost);
+    best = best_even(block, step, candidates.even, limit, best);
+  }
   if (const std::int64_t makespan = whole(); makespan < best.makespan)
     best = {.splits = 1, .makespan = makespan, .whole = true};
   if (uniform_can_win(step, halves(), best.makespan)) [[unlikely]]
