@@ -88,10 +88,10 @@ struct Candidates {
   EvenCandidate* even;
 };
 
-// The makespans of the three lines, and then with both cuts of a share, behind the next barrier: each worker searches
-// for its cut; a load lies between neighbours.
+// The makespans of the three lines and, for even pieces, those with both cuts of a share, behind the next barrier: each
+// worker searches for its cut; a load lies between neighbours.
 template <class Block>
-LATTE_DEVICE auto cut_lines(Block& block, const Step& step) {
+LATTE_DEVICE auto cut_lines(Block& block, const Step& step, bool even) {
   const std::int32_t workers = step.task.config.workers, stride = workers + 1;
   plan::Cut* trial = step.tiles.trial;
   const Shares shares(step.line_ticks, step.task);
@@ -113,7 +113,8 @@ LATTE_DEVICE auto cut_lines(Block& block, const Step& step) {
         const std::int64_t ticks = plan::share_ticks(begin.at[i], end.at[i], inside(begin), step.task.fixed);
         if (row == i) return ticks;
         return plan::share_ticks_with_both_cuts(ticks, begin.at[i], end.tile_begin, inside(end), step.task.fixed);
-      });
+      },
+      even ? 2 * plan::kSnapCandidates : plan::kSnapCandidates);
 }
 
 // What the even candidates come to, behind the next barrier.
@@ -240,10 +241,10 @@ LATTE_DEVICE Choice best_uniform(Block& block, const Step& step, std::int32_t* e
 template <class Block>
 LATTE_DEVICE Choice balance(Block& block, const Step& step, const Candidates& candidates) {
   const std::int32_t workers = step.task.config.workers;
-  const auto lines = cut_lines(block, step);
+  const bool even = plan::even_can_win(step.task.config, step.count);
+  const auto lines = cut_lines(block, step, even);
   const auto whole = block.max_of(workers, [&](std::int32_t w) { return whole_load(step, w); });
   const auto halves = block.sum_of(step.count, [&](std::int32_t t) { return step.tiles.blocks[t] > 1 ? 1 : 0; });
-  const bool even = plan::even_can_win(step.task.config, step.count);
   if (even) count_even(block, step, candidates.even);
   block.sync();
   Choice best{.makespan = lines(0)};

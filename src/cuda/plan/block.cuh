@@ -210,7 +210,7 @@ class DeviceBlock {
 
   // The last lane only makes what the one before it needs.
   template <std::int32_t K, class Make, class Fn>
-  __device__ JoinedMaxima max_between(std::int32_t count, const Make& make, const Fn& fn) {
+  __device__ JoinedMaxima max_between(std::int32_t count, const Make& make, const Fn& fn, std::int32_t rows = K) {
     static_assert(K * sizeof(std::int64_t) <= BlockStorage::kSlotBytes);
     constexpr std::int32_t kStep = kLanes - 1;
     std::int64_t values[K] = {};
@@ -223,12 +223,14 @@ class DeviceBlock {
       const auto next = item.map(FromAbove{});
       if (lane_ < kStep && i < count)
 #pragma unroll
-        for (std::int32_t k = 0; k < K; ++k) values[k] = std::max(values[k], fn(k, item, next));
+        for (std::int32_t k = 0; k < K; ++k)
+          if (k < rows) values[k] = std::max(values[k], fn(k, item, next));
     }
     __syncwarp();
     auto* slots = next_slots<std::int64_t>();
 #pragma unroll
     for (std::int32_t k = 0; k < K; ++k) {
+      if (k >= rows) break;
       const std::int64_t value = warp_max(values[k]);
       if (lane_ == 0) slots[k * kWarps + warp_] = value;
     }

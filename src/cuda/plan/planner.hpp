@@ -10,8 +10,9 @@
 //   sync()
 // without, so that what is asked for until the next one is done side by side, by different warps; three at most. The
 // result is a function that every thread calls between the next barrier and the one behind it:
-//   max_between<K>(count, make(i), fn(k, a, b))     of k < K: the maximum over neighbours of make(0) .. make(count),
-//                                                   which may be made twice
+//   max_between<K>(count, make(i), fn(k, a, b)[, rows])
+//                                                   of k < K, or of the first rows: the maximum over neighbours of
+//                                                   make(0) .. make(count), which may be made twice
 //   max_of(count, fn(i)), sum_of(count, fn(i))      maxima from 0 up
 // and also without:
 //   for_each(count, fn(i))                          every i once, by any thread, in any order
