@@ -1,5 +1,6 @@
 // batch_invariant(chunk): every tile is cut at multiples of the chunk, whatever else is in the batch. Only the dealing
-// of pieces to workers looks at the whole step: a piece goes to the worker in whose equal share its middle lies.
+// of pieces to workers looks at the whole step: a piece goes to the worker in whose equal share its middle lies or,
+// where there are no more pieces than workers, to one of its own.
 #include <algorithm>
 
 #include "plan/policies.hpp"
@@ -8,11 +9,13 @@ namespace latte::plan {
 
 Outcome emit_batch_invariant(const Step& step, const Buffers& buffers, Emitter& emitter) {
   const std::int32_t chunk = chunk_blocks(step.config);
-  std::int64_t total = step.line_ticks;
-  for (const Tile& tile : step.tiles) total += (chunk_pieces(tile.blocks, chunk) - 1) * step.fixed.both();
+  std::int64_t all_pieces = 0;
+  for (const Tile& tile : step.tiles) all_pieces += chunk_pieces(tile.blocks, chunk);
+  const std::int64_t cuts = all_pieces - static_cast<std::int64_t>(step.tiles.size());
 
   const std::int32_t workers = step.config.workers;
-  const Shares shares(total, workers);
+  const Shares shares(step.line_ticks + cuts * step.fixed.both(), workers);
+  const bool one_each = all_pieces <= workers;
   std::int64_t records = 0, done_ticks = 0, makespan = 0, load = 0;
   std::int32_t worker = 0;
   buffers.indptr[0] = 0;
@@ -24,7 +27,10 @@ Outcome emit_batch_invariant(const Step& step, const Buffers& buffers, Emitter& 
       const std::int32_t end = begin + std::min(chunk, tile.blocks - begin);
       const std::int64_t ticks = step.piece_ticks(tile, end - begin, i == 0);
       const std::int64_t middle = done_ticks + ticks / 2;
-      while (worker + 1 < workers && middle >= shares.begin(worker + 1)) {
+      const auto begins_behind = [&](std::int32_t w) {
+        return one_each ? records >= spread_numerator(all_pieces, w, workers) / workers : middle >= shares.begin(w);
+      };
+      while (worker + 1 < workers && begins_behind(worker + 1)) {
         buffers.indptr[static_cast<std::size_t>(++worker)] = static_cast<std::int32_t>(records);
         load = 0;
       }

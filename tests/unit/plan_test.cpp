@@ -193,6 +193,24 @@ TEST(Plan, BatchInvariantCutsAtMultiplesOfTheChunk) {
   expect_consistent(config, kExample, owned->plan());
 }
 
+// Chunks of 512 tokens: four of the first request, one of each other. By the middles of their shares the line would
+// give one of seven workers two, as pieces behind a cut are longer; no more pieces than workers are one each.
+TEST(Plan, BatchInvariantDealsNoMorePiecesThanWorkersOneEach) {
+  const Batch batch = {.seq_lens = {2048, 512, 512, 512}, .query_start = {0, 1, 2, 3, 4}};
+  PlanConfig config = example_config(7, Policy::batch_invariant(512));
+  config.cost.split_ticks = 40 * config.cost.block_ticks;
+  const Result<OwnedPlan> seven = OwnedPlan::make(config, batch.lengths());
+  ASSERT_TRUE(seven.ok()) << seven.status().message();
+  EXPECT_EQ(to_vector(seven->plan().work_indptr), (Ints{0, 1, 2, 3, 4, 5, 6, 7}));
+  expect_consistent(config, batch, seven->plan());
+
+  config.workers = config.limits.workers = 9;
+  const Result<OwnedPlan> nine = OwnedPlan::make(config, batch.lengths());
+  ASSERT_TRUE(nine.ok()) << nine.status().message();
+  EXPECT_EQ(to_vector(nine->plan().work_indptr), (Ints{0, 1, 2, 2, 3, 4, 5, 5, 6, 7}));
+  EXPECT_EQ(to_vector(nine->plan().work_info_set), to_vector(seven->plan().work_info_set));
+}
+
 TEST(Plan, TheLatestRowOfATileDecidesHowFarItReads) {
   PlanConfig config = example_config(1, Policy::balanced());
   config.heads = 3;

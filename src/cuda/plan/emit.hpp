@@ -194,7 +194,8 @@ LATTE_DEVICE void write_line(Block& block, const Step& step, const plan::Cut* cu
   });
 }
 
-// Chunks: worker w begins with the first piece whose middle lies in its share. Returns the makespan.
+// Chunks: worker w begins with the first piece whose middle lies in its share or, where there are no more pieces than
+// workers, with one of its own. Returns the makespan.
 template <class Block>
 LATTE_DEVICE std::int64_t deal_chunks(Block& block, const Step& step, const ChunkPieces& cutting,
                                       std::int32_t records) {
@@ -202,7 +203,15 @@ LATTE_DEVICE std::int64_t deal_chunks(Block& block, const Step& step, const Chun
   const std::int64_t total = step.line_ticks + (records - step.count) * step.task.fixed.both();
   const Shares shares(total, step.task);
   const std::int32_t* first_piece = step.tiles.first_piece;
+  const auto one_each = [&](std::int32_t w) -> Ticks {
+    const std::int32_t record = spread_record(step.task, records, w);
+    step.task.indptr()[w] = record;
+    if (record == records) return {total};
+    const std::int32_t t = cutting.tile(record);
+    return {cutting.ticks_before(t, record - first_piece[t])};
+  };
   const auto first_of = [&](std::int32_t w) -> Ticks {
+    if (records <= workers) return one_each(w);
     const std::int64_t share = shares.begin(w);
     std::int32_t t = 0, high = w == 0 || w == workers ? 0 : step.count;
     while (t < high) {
