@@ -115,11 +115,11 @@ constexpr std::int64_t cut_position(const LineTile& tile, std::int32_t block, st
 constexpr std::int64_t share_ticks(std::int64_t begin, std::int64_t end, bool inside, const Fixed& fixed) {
   return end > begin ? end - begin + (inside ? fixed.both() : 0) : 0;
 }
-// The same with the cut at its end counted, too, where the tile that is cut there begins in the share: its piece is
-// written and joined as the others are. Bounds on makespans do without (balanced.cpp); a comparison with plans that
-// have one piece a worker does not.
-constexpr std::int64_t share_ticks_with_both_cuts(std::int64_t ticks, std::int64_t begin, std::int64_t cut_tile_begin,
-                                                  bool end_inside, const Fixed& fixed) {
+// The same with the split of every partial counted, also of a tile's first piece: of the one at the share's end, if
+// that is inside a tile which begins in the share. Bounds on makespans do without (balanced.cpp); a comparison with
+// plans that have one piece a worker does not.
+constexpr std::int64_t share_ticks_with_all_splits(std::int64_t ticks, std::int64_t begin, std::int64_t cut_tile_begin,
+                                                   bool end_inside, const Fixed& fixed) {
   return ticks + (end_inside && cut_tile_begin >= begin ? fixed.split : 0);
 }
 
@@ -145,21 +145,19 @@ constexpr bool uniform_can_win(std::int64_t extra_pieces, std::int64_t line_tick
 }
 
 // even(n): every tile in the fewest equal pieces of at most n blocks, one a worker, the others without work. It pays
-// where workers share memory (CostModel::alone_percent), and where on the line one has the end of a tile and the
-// beginning of the next, both cut. `balanced` tries n = an equal share of the line, and by sixteenths or single blocks
-// up from there.
+// where workers share memory (CostModel::alone_percent), and where on the line one would have two partials. `balanced`
+// tries n = an equal share of the line, and by sixteenths or single blocks up from there.
 inline constexpr std::int32_t kEvenCandidates = 12;
-constexpr bool even_can_win(const PlanConfig& config, std::int64_t tiles) {
+constexpr bool even_may_fit(const PlanConfig& config, std::int64_t tiles) {
   constexpr std::int32_t kMostWorkers = 1 << 15;  // so that their pieces can be added up
   return tiles <= config.workers && config.workers <= kMostWorkers;
 }
-// Even pieces are taken below this: the best line's makespan, with both cuts of a share if there are two; but not above
-// what is promised of `balanced` (docs/plan.md), 9/8 of an equal share and a cut, nor above what uniform(n) that are no
-// candidates take at least, an equal share and two cuts. Where nothing is shared and there is one cut a share, never.
-constexpr std::int64_t even_limit(std::int64_t line, std::int64_t line_with_both_cuts, std::int64_t share,
-                                  const Fixed& fixed, const CostModel& cost) {
-  if (cost.alone_percent == 100 && line_with_both_cuts == line) return 0;
-  return std::max(line, std::min(line_with_both_cuts, share + fixed.both() + std::min(share / 8, fixed.both())));
+// Even pieces are taken below this: the best line's makespan with all splits; but not above what is promised of
+// `balanced` (docs/plan.md), 9/8 of an equal share and a cut, nor above what uniform(n) that are no candidates take at
+// least, an equal share and two cuts.
+constexpr std::int64_t even_limit(std::int64_t line, std::int64_t line_with_all_splits, std::int64_t share,
+                                  const Fixed& fixed) {
+  return std::max(line, std::min(line_with_all_splits, share + fixed.both() + std::min(share / 8, fixed.both())));
 }
 constexpr std::int32_t even_blocks(std::int32_t candidate, std::int64_t share_blocks) {
   const std::int64_t share = std::clamp<std::int64_t>(share_blocks, 1, 1 << 28);

@@ -8,6 +8,7 @@
 // most half a block; a share that begins inside a tile pays piece + split once more. So
 //     makespan <= ceil(I) + block + piece + split,  and block <= I / 8 when there are 8 blocks of the widest tile a
 //     worker.
+// Equal pieces that are longer than the line are below I + piece + split + min(I / 8, piece + split) (even_limit()).
 // Why it never loses to uniform(n): those with fewer than 2 * workers extra pieces are candidates. The others carry at
 // least 2 * workers * (piece + split) of extra cost, so their makespan is >= ceil(I) + 2 * (piece + split), and
 // piece + split >= block by the definition of split_ticks().
@@ -25,7 +26,7 @@ class Line {
 
   struct Makespan {
     std::int64_t ticks = 0;
-    std::int64_t with_both_cuts = 0;  // share_ticks_with_both_cuts()
+    std::int64_t with_all_splits = 0;  // share_ticks_with_all_splits()
   };
 
   // Where worker w's share begins, for every w, and the makespan. `snap` ticks: a cut closer than that to a tile's edge
@@ -58,9 +59,9 @@ class Line {
       const std::int64_t ticks = share_ticks(begin_ticks, end_ticks, begin_inside, step_.fixed);
       const std::int64_t cut_tile = cut.block > 0 ? line_tile(cut.tile).begin : 0;
       makespan.ticks = std::max(makespan.ticks, ticks);
-      makespan.with_both_cuts =
-          std::max(makespan.with_both_cuts,
-                   share_ticks_with_both_cuts(ticks, begin_ticks, cut_tile, cut.block > 0, step_.fixed));
+      makespan.with_all_splits =
+          std::max(makespan.with_all_splits,
+                   share_ticks_with_all_splits(ticks, begin_ticks, cut_tile, cut.block > 0, step_.fixed));
       begin_ticks = end_ticks;
       begin_inside = cut.block > 0;
     }
@@ -133,10 +134,10 @@ Outcome emit_balanced(const Step& step, const Buffers& buffers, Emitter& emitter
   }
 
   std::int64_t best = best_line.ticks;
-  if (even_can_win(step.config, static_cast<std::int64_t>(step.tiles.size()))) {
+  if (even_may_fit(step.config, static_cast<std::int64_t>(step.tiles.size()))) {
     const std::int64_t share = step.line_ticks / workers;
     const std::int64_t share_blocks = share / step.config.cost.block(step.config.row_tile);
-    std::int64_t limit = even_limit(best_line.ticks, best_line.with_both_cuts, share, step.fixed, step.config.cost);
+    std::int64_t limit = even_limit(best_line.ticks, best_line.with_all_splits, share, step.fixed);
     for (std::int32_t i = 0; i < kEvenCandidates; ++i) {
       const std::int32_t most = even_blocks(i, share_blocks);
       if (const auto makespan = even_makespan(step, most); makespan && *makespan < limit)

@@ -294,7 +294,7 @@ TEST(DevicePlan, HasTheWordsOfTheHostsPlanForLargeSteps) {
 
 // Few tiles, many workers: where other candidates than lines win, and where shares are shorter than a block.
 TEST(DevicePlan, HasTheWordsOfTheHostsPlanWhenWorkersOutnumberBlocks) {
-  std::int32_t uniform_won = 0, even_won = 0;
+  std::int32_t uniform_won = 0, even_won = 0, even_won_with_nothing_shared = 0;
   for_each_case({.cases = 3000, .options = {.op = Op::decode, .max_requests = 30, .max_workers = 400, .max_tiles = 40}},
                 [&](Rng& rng, PlanCase& c) -> Finding {
                   if (rng.one_in(2)) c.config.cost.split_ticks = c.config.cost.piece_ticks = 0;
@@ -303,10 +303,12 @@ TEST(DevicePlan, HasTheWordsOfTheHostsPlanWhenWorkersOutnumberBlocks) {
                   const std::int32_t splits = GuardedPlan(c).plan().work_meta_data[kMetaSplits];
                   uniform_won += splits > 1;
                   even_won += splits < 0;
+                  even_won_with_nothing_shared += splits < 0 && c.config.cost.alone_percent == 100;
                   return same_plan(rng, c, c, c.tokens());
                 });
   EXPECT_GT(uniform_won, 0);
   EXPECT_GT(even_won, 0);
+  EXPECT_GT(even_won_with_nothing_shared, 0);
 }
 
 std::int32_t wild(Rng& rng) { return rng.pick({INT32_MIN, -1, 0, 7, 1 << 20, INT32_MAX}); }

@@ -8,6 +8,8 @@
 
 #include <gtest/gtest.h>
 
+#include "plan/arithmetic.hpp"
+
 namespace latte {
 namespace {
 
@@ -100,7 +102,7 @@ TEST(Plan, BalancedLeavesOutWorkersEvenly) {
   config.limits.max_requests = 10;
   const Result<OwnedPlan> balanced = OwnedPlan::make(config, batch.lengths());
   ASSERT_TRUE(balanced.ok()) << balanced.status().message();
-  EXPECT_EQ(balanced->plan().work_meta_data[kMetaSplits], 1);
+  EXPECT_EQ(balanced->plan().work_meta_data[kMetaSplits], -72);  // more blocks than a tile has
   EXPECT_EQ(to_vector(balanced->plan().work_indptr), (Ints{0, 1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10}));
   expect_consistent(config, batch, balanced->plan());
 
@@ -150,10 +152,20 @@ TEST(Plan, WhereMemoryIsSharedEqualPiecesOnFewerWorkersMayWin) {
   EXPECT_EQ(to_vector(apart->plan().work_info_set), to_vector(nearly->plan().work_info_set));
 }
 
+TEST(Plan, EqualPiecesAreTakenBelowTheLineWithAllSplitsAndWithinWhatIsPromised) {
+  constexpr plan::Fixed kFixed{.piece = 8, .split = 12};
+  EXPECT_EQ(plan::even_limit(100, 100, 80, kFixed), 100);
+  EXPECT_EQ(plan::even_limit(100, 105, 80, kFixed), 105);
+  EXPECT_EQ(plan::even_limit(100, 112, 80, kFixed), 80 + 20 + 80 / 8);
+  EXPECT_EQ(plan::even_limit(2030, 2072, 2000, kFixed), 2000 + 20 + 20);
+  EXPECT_EQ(plan::even_limit(2060, 2072, 2000, kFixed), 2060);
+}
+
 // Ten tiles of 86 blocks on 66 workers; a pair's ticks. The best line's longest share is 42,175 ticks, but the worker
-// that ends one tile and begins the next has two partials, and the line counts one of their cuts. Pieces of 15 blocks,
-// one a worker, are 20,000 + 15 * 1,575. A single tile's line has one piece a worker and is kept.
-TEST(Plan, EqualPiecesWinWhereOnTheLineAWorkerHasTwoCutPieces) {
+// that ends one tile and begins the next has two partials, and the line counts one of their splits. Pieces of 15
+// blocks, one a worker, are 20,000 + 15 * 1,575. A single tile's line has one piece a worker, and is kept where it is
+// as short.
+TEST(Plan, EqualPiecesWinWhereOnTheLineAWorkerHasTwoPartials) {
   PlanConfig config = example_config(66, Policy::balanced());
   config.heads = config.row_tile = 128;
   config.kv_block = 48;
@@ -178,6 +190,12 @@ TEST(Plan, EqualPiecesWinWhereOnTheLineAWorkerHasTwoCutPieces) {
   EXPECT_EQ(one->plan().work_meta_data[kMetaSplits], 0);
   EXPECT_EQ(one->plan().work_info_set.size(), 66u);
   expect_consistent(config, single, one->plan());
+
+  const Batch fits = {.seq_lens = {66 * 8 * 48}, .query_start = {0, 1}};  // the line has a share of 9 blocks
+  const Result<OwnedPlan> eights = OwnedPlan::make(config, fits.lengths());
+  ASSERT_TRUE(eights.ok()) << eights.status().message();
+  EXPECT_EQ(eights->plan().work_meta_data[kMetaSplits], -8);
+  EXPECT_EQ(eights->plan().makespan_ticks(), 20000 + 8 * 1575);
 }
 
 TEST(Plan, BatchInvariantCutsAtMultiplesOfTheChunk) {

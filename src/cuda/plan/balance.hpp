@@ -34,7 +34,7 @@ struct Shares {
   }
 };
 
-// One worker's cut on each of the lines: where it lies, and a bit for those that lie inside a tile, which begins there.
+// One worker's cut on each of the lines: where it lies, a bit for those that lie inside a tile, and where that begins.
 struct LineCuts {
   std::int64_t at[plan::kSnapCandidates] = {};
   std::int64_t tile_begin = 0;
@@ -88,8 +88,8 @@ struct Candidates {
   EvenCandidate* even;
 };
 
-// The makespans of the three lines and, for even pieces, those with both cuts of a share, behind the next barrier: each
-// worker searches for its cut; a load lies between neighbours.
+// The makespans of the three lines and, for even pieces, those with all splits, behind the next barrier: each worker
+// searches for its cut; a load lies between neighbours.
 template <class Block>
 LATTE_DEVICE auto cut_lines(Block& block, const Step& step, bool even) {
   const std::int32_t workers = step.task.config.workers, stride = workers + 1;
@@ -112,7 +112,7 @@ LATTE_DEVICE auto cut_lines(Block& block, const Step& step, bool even) {
         const auto inside = [i](const LineCuts& cuts) { return (cuts.inside >> i & 1) != 0; };
         const std::int64_t ticks = plan::share_ticks(begin.at[i], end.at[i], inside(begin), step.task.fixed);
         if (row == i) return ticks;
-        return plan::share_ticks_with_both_cuts(ticks, begin.at[i], end.tile_begin, inside(end), step.task.fixed);
+        return plan::share_ticks_with_all_splits(ticks, begin.at[i], end.tile_begin, inside(end), step.task.fixed);
       },
       even ? 2 * plan::kSnapCandidates : plan::kSnapCandidates);
 }
@@ -193,8 +193,8 @@ LATTE_DEVICE inline std::int64_t uniform_load(const Step& step, const std::int32
   return load;
 }
 
-// plan::uniform_can_win(), by multiplication: floor(a / w) < b is a < b * w. Nothing overflows: no line's makespan is
-// far above its share of the whole (src/plan/balanced.cpp).
+// plan::uniform_can_win(), by multiplication: floor(a / w) < b is a < b * w. Nothing overflows: neither a line's
+// makespan nor that of equal pieces is far above a share of the whole (src/plan/balanced.cpp).
 LATTE_DEVICE inline bool uniform_can_win(const Step& step, std::int32_t extra, std::int64_t best) {
   const std::int64_t workers = step.task.config.workers;
   return extra < 2 * workers && step.line_ticks + extra * step.task.fixed.both() + workers - 1 < best * workers;
@@ -241,7 +241,7 @@ LATTE_DEVICE Choice best_uniform(Block& block, const Step& step, std::int32_t* e
 template <class Block>
 LATTE_DEVICE Choice balance(Block& block, const Step& step, const Candidates& candidates) {
   const std::int32_t workers = step.task.config.workers;
-  const bool even = plan::even_can_win(step.task.config, step.count);
+  const bool even = plan::even_may_fit(step.task.config, step.count);
   const auto lines = cut_lines(block, step, even);
   const auto whole = block.max_of(workers, [&](std::int32_t w) { return whole_load(step, w); });
   const auto halves = block.sum_of(step.count, [&](std::int32_t t) { return step.tiles.blocks[t] > 1 ? 1 : 0; });
@@ -253,8 +253,8 @@ LATTE_DEVICE Choice balance(Block& block, const Step& step, const Candidates& ca
   if (even) {
     const auto share =
         static_cast<std::int64_t>(step.task.share.divide(static_cast<std::uint64_t>(step.line_ticks)).quotient);
-    const std::int64_t limit = plan::even_limit(best.makespan, lines(plan::kSnapCandidates + best.line), share,
-                                                step.task.fixed, step.task.config.cost);
+    const std::int64_t limit =
+        plan::even_limit(best.makespan, lines(plan::kSnapCandidates + best.line), share, step.task.fixed);
     best = best_even(block, step, candidates.even, limit, best);
   }
   if (const std::int64_t makespan = whole(); makespan < best.makespan)

@@ -18,7 +18,7 @@ static_assert(kWarps >= plan::kMaxUniformCandidate && kWarps >= plan::kEvenCandi
 // Where warps meet. Sets of slots take turns, one a call: the three calls there may be before a barrier and the one
 // behind it have different ones. `total` has a barrier on either side.
 struct alignas(16) BlockStorage {
-  static constexpr std::size_t kSlotBytes = 48;
+  static constexpr std::size_t kSlotBytes = 48;  // six 64-bit numbers, of cut_lines()
   static constexpr std::int32_t kSets = 4;
 
   std::byte slots[kSets][kWarps * kSlotBytes];

@@ -24,8 +24,8 @@ struct Body {
   // Loading the queries and storing the result; on top for a split: its partial written, waited for and joined.
   std::int32_t piece_ns, split_ns;
   // What of block_ns is left where few thread blocks are at work, and memory is no limit. Such that equal pieces on
-  // some of the multiprocessors and equal shares on all of them are estimated alike where they took the same time. A
-  // pair's limit is not memory.
+  // some of the multiprocessors and equal shares on all of them are estimated alike where they took the same time (set
+  // before all splits of a line counted in that). A pair's limit is not memory.
   std::int32_t alone_percent;
 };
 
