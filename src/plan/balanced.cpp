@@ -1,8 +1,8 @@
 // balanced: lay the tiles on a line, each as long as it costs, and cut the line into `workers` equal shares. Cuts are
 // rounded to KV blocks and, in some candidates, snapped to tile edges nearby. uniform(1..16) are candidates too, and
-// equal pieces on fewer workers. The one with the smallest estimated makespan wins, equal pieces also where they lose
-// by no more than a cut that the line does not count; ties go to the one tried first. Every candidate is a scan or a
-// search over the line: nothing sorts, nothing depends on more than prefix sums, so that a device can do the same.
+// equal pieces on fewer workers. The one with the smallest estimated makespan wins, equal pieces also where a line is
+// shorter only by splits that it does not count; ties go to the one tried first. Every candidate is a scan or a search
+// over the line: nothing sorts, nothing depends on more than prefix sums, so that a device can do the same.
 //
 // Why it is within 1/8 of ideal (I = line / workers): a worker's share is I long; rounding moves each of its ends by at
 // most half a block; a share that begins inside a tile pays piece + split once more. So
