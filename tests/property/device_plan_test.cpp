@@ -292,9 +292,10 @@ TEST(DevicePlan, HasTheWordsOfTheHostsPlanForLargeSteps) {
   expect_same_plans({.cases = 60, .options = {.max_requests = 1500, .max_workers = 800, .max_tiles = 3000}});
 }
 
-// Few tiles, many workers: where other candidates than lines win, and where shares are shorter than a block.
+// Few tiles, many workers: where other candidates than lines win, where shares are shorter than a block, and where
+// chunks are one a worker.
 TEST(DevicePlan, HasTheWordsOfTheHostsPlanWhenWorkersOutnumberBlocks) {
-  std::int32_t uniform_won = 0, even_won = 0, even_won_with_nothing_shared = 0;
+  std::int32_t uniform_won = 0, even_won = 0, even_won_with_nothing_shared = 0, one_chunk_each = 0;
   for_each_case({.cases = 3000, .options = {.op = Op::decode, .max_requests = 30, .max_workers = 400, .max_tiles = 40}},
                 [&](Rng& rng, PlanCase& c) -> Finding {
                   if (rng.one_in(2)) c.config.cost.split_ticks = c.config.cost.piece_ticks = 0;
@@ -304,9 +305,16 @@ TEST(DevicePlan, HasTheWordsOfTheHostsPlanWhenWorkersOutnumberBlocks) {
                   uniform_won += splits > 1;
                   even_won += splits < 0;
                   even_won_with_nothing_shared += splits < 0 && c.config.cost.alone_percent == 100;
+                  if (Finding finding = same_plan(rng, c, c, c.tokens())) return finding;
+                  c.config.policy = Policy::batch_invariant(rng.in(64, 4096));
+                  const GuardedPlan chunks(c);
+                  if (!chunks.error().empty()) return chunks.error();
+                  const auto records = static_cast<std::int32_t>(chunks.plan().work_info_set.size());
+                  one_chunk_each += records > 1 && records <= c.config.workers;
                   return same_plan(rng, c, c, c.tokens());
                 });
   EXPECT_GT(uniform_won, 0);
+  EXPECT_GT(one_chunk_each, 100);
   EXPECT_GT(even_won, 0);
   EXPECT_GT(even_won_with_nothing_shared, 0);
 }
