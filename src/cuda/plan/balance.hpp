@@ -19,6 +19,10 @@ struct Step {
   LATTE_DEVICE std::int64_t block_ticks(std::int32_t t) const {
     return task.block_ticks(tiles.rows[t].end - tiles.rows[t].begin);
   }
+  // An equal share of the line.
+  LATTE_DEVICE std::int64_t share() const {
+    return static_cast<std::int64_t>(task.share.divide(static_cast<std::uint64_t>(line_ticks)).quotient);
+  }
 };
 
 // plan::Shares, by multiplication.
@@ -122,8 +126,7 @@ template <class Block>
 LATTE_DEVICE void count_even(Block& block, const Step& step, EvenCandidate* even) {
   const Task& task = step.task;
   const auto widest = static_cast<std::uint64_t>(task.block_ticks(task.config.row_tile));
-  const auto share =
-      static_cast<std::int64_t>(task.share.divide(static_cast<std::uint64_t>(step.line_ticks)).quotient / widest);
+  const auto share = static_cast<std::int64_t>(static_cast<std::uint64_t>(step.share()) / widest);
   block.fold_rows(
       plan::kEvenCandidates, step.count,
       [&](std::int32_t row, std::int32_t t) {
@@ -251,10 +254,8 @@ LATTE_DEVICE Choice balance(Block& block, const Step& step, const Candidates& ca
   for (std::int32_t i = 1; i < plan::kSnapCandidates; ++i)
     if (const std::int64_t makespan = lines(i); makespan < best.makespan) best = {.line = i, .makespan = makespan};
   if (even) {
-    const auto share =
-        static_cast<std::int64_t>(step.task.share.divide(static_cast<std::uint64_t>(step.line_ticks)).quotient);
     const std::int64_t limit =
-        plan::even_limit(best.makespan, lines(plan::kSnapCandidates + best.line), share, step.task.fixed);
+        plan::even_limit(best.makespan, lines(plan::kSnapCandidates + best.line), step.share(), step.task.fixed);
     best = best_even(block, step, candidates.even, limit, best);
   }
   if (const std::int64_t makespan = whole(); makespan < best.makespan)
