@@ -168,6 +168,9 @@ __device__ __forceinline__ std::uint32_t load_relaxed(const std::uint32_t* addre
 __device__ __forceinline__ void store_release(std::uint32_t* address, std::uint32_t value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
+__device__ __forceinline__ void store_relaxed(std::uint32_t* address, std::uint32_t value) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
 // Puts a value there and returns what was there before.
 __device__ __forceinline__ std::uint32_t exchange(std::uint32_t* address, std::uint32_t value) {
   std::uint32_t before;

@@ -38,6 +38,9 @@ struct Config {
     return group / kPartGroups * kPartBytes + group % kPartGroups * kAtomBytes;
   }
   static constexpr int kRopeOffset = group_offset(kRopeGroup);
+  // Whether a tile at a seam is joined by one thread block (merge.cuh): fewer rows have less to win, and the shortest
+  // calls, in which longer code tells.
+  static constexpr bool kSeams = kRows > 48;
   static_assert(kGroups % kParts == 0);
   static_assert(kRows % 8 == 0 && kRows <= 64 && kTokens % 16 == 0 && kRope == 64);
 };
@@ -68,10 +71,12 @@ struct Share {
   std::int32_t begin, end;
 
   __device__ Share(const PlanView& of, std::int32_t blocks_a_worker) : plan(of), ranks(blocks_a_worker) {
-    const std::int32_t worker = static_cast<std::int32_t>(blockIdx.x) >> (ranks - 1);
-    begin = load_word(plan.indptr + worker);
-    end = load_word(plan.indptr + worker + 1);
+    begin = load_word(plan.indptr + worker());
+    end = load_word(plan.indptr + worker() + 1);
   }
+
+  __device__ std::int32_t worker() const { return static_cast<std::int32_t>(blockIdx.x) >> (ranks - 1); }
+  __device__ std::int32_t workers() const { return static_cast<std::int32_t>(gridDim.x) >> (ranks - 1); }
 
   __device__ std::int32_t rank() const { return static_cast<std::int32_t>(blockIdx.x) & (ranks - 1); }
 

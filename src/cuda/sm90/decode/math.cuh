@@ -26,6 +26,7 @@ class Sink {
         dtype_(call.out.dtype) {}
 
   __device__ bool partial() const { return partial_row_ >= 0; }
+  __device__ std::int32_t rows() const { return rows_; }
 
   __device__ const DecodeWorkspace& workspace() const { return call_.workspace; }
   // Where row r of a partial is; negative for rows that are not there.

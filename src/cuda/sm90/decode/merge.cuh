@@ -1,8 +1,10 @@
-// Joining the partials of split tiles, in the same launch. Everyone who computed a piece of a tile waits until all of
-// its pieces are there and joins an equal slice of its values, partials in the plan's order.
+// Joining the partials of split tiles, in the same launch. Run by the two warpgroups that own value columns.
+//   Slices: everyone who computed a piece of a tile waits until all of its pieces are there and joins an equal slice of
+//     its values, partials in the plan's order.
+//   Seams: where a tile's first piece ends one share and its second, the last, begins the next, the second was stored
+//     long before the first is done. So whoever has the first joins both, alone (plain_seam.cuh).
 //   arrived[2 * tile + half of the pair]: pieces stored, and workers that have seen them all, each counts one. With the
-//   last of them it is back at zero.
-// Run by the two warpgroups that own value columns.
+//   last of them it is back at zero. At a seam only the second piece counts.
 #pragma once
 
 #include "cuda/sm90/decode/math.cuh"
@@ -61,9 +63,17 @@ struct PartialRow {
   Words<kVector>* values;
   Tail* tail;
 
+  __device__ PartialRow(std::byte* all_values, std::byte* tails, std::int64_t row)
+      : values(reinterpret_cast<Words<kVector>*>(all_values) + row * kVectors),
+        tail(reinterpret_cast<Tail*>(tails) + row) {}
   __device__ PartialRow(const DecodeWorkspace& workspace, std::int64_t row)
-      : values(reinterpret_cast<Words<kVector>*>(workspace.values) + row * kVectors),
-        tail(reinterpret_cast<Tail*>(workspace.tails) + row) {}
+      : PartialRow(workspace.values, workspace.tails, row) {}
+  __device__ PartialRow operator+(int rows) const {
+    PartialRow further = *this;
+    further.values += rows * kVectors;
+    further.tail += rows;
+    return further;
+  }
 };
 // What values up to `largest` are divided by, also where all are zero or one is infinite.
 __device__ __forceinline__ float divisor(float largest) { return fminf(fmaxf(largest, 0x1p-126f), 0x1p126f); }
@@ -98,9 +108,30 @@ struct Joined {
   }
 };
 
+__device__ __forceinline__ std::uint32_t* arrived(const KernelCall& call, const Piece& piece, const Share& share) {
+  return call.workspace.arrived + 2 * piece.record.tile + share.rank();
+}
+
+// A seam lies between two shares of several pieces each: the last one of the first and the first one of the second are
+// the two pieces of one tile. Both sides of it must come to the same answer.
+enum class Seam { none, before, behind };
+template <class Config>
+__device__ __forceinline__ Seam seam(const KernelCall& call, const Piece& piece, const Share& share, std::int32_t i) {
+  if (!Config::kSeams || !piece.split() || share.end - share.begin < 2) return Seam::none;
+  const bool before = i + 1 == share.end, behind = i == share.begin;
+  if (!before && !behind) return Seam::none;
+  const std::int32_t worker = share.worker(), other = before ? worker + 1 : worker - 1;
+  if (other < 0 || other >= share.workers()) return Seam::none;
+  const std::int32_t others = call.plan.indptr[other + 1] - call.plan.indptr[other];
+  const std::int32_t* partials = call.plan.reduce_indptr + piece.record.tile;
+  const std::int32_t tile = call.plan.records[before ? i + 1 : i - 1].tile;
+  if (others < 2 || tile != piece.record.tile || partials[1] - partials[0] != 2) return Seam::none;
+  return before ? Seam::before : Seam::behind;
+}
+
 // This thread block's part of a partial is stored, and its merging threads have met since.
 __device__ __forceinline__ void announce(const KernelCall& call, const Piece& piece, const Share& share) {
-  if (threadIdx.x == kWarpgroup) prim::add_release(call.workspace.arrived + 2 * piece.record.tile + share.rank());
+  if (threadIdx.x == kWarpgroup) prim::add_release(arrived(call, piece, share));
 }
 
 // What a thread block joins of a tile: one of as many equal parts of its own rows as there are pieces.
@@ -141,7 +172,7 @@ class TileMerge {
         piece_(piece),
         slice_(call, piece),
         thread_(static_cast<int>(threadIdx.x) - kWarpgroup),
-        arrived_(call.workspace.arrived + 2 * piece.record.tile + share.rank()) {}
+        arrived_(arrived(call, piece, share)) {}
 
   // `scratch`: shared memory, kScratchBytes.
   __device__ void run(std::byte* scratch, Meeting& meet) {
@@ -294,14 +325,15 @@ class TileMerge {
   std::uint32_t* arrived_;
 };
 
-// Joins this thread block's slices of all tiles it has a piece of. The stages are free by then.
+// Joins this thread block's slices of the tiles it has a piece of, but for those at seams. The stages are free by then.
 template <class Config, class Order, int kStages>
 __device__ void merge_all(const KernelCall& call, const Share& share, std::byte (&stages)[kStages][Config::kStageBytes],
                           Meeting& meet) {
   static_assert(TileMerge<Config, Order>::kScratchBytes <= sizeof(stages));
   for (std::int32_t i = share.begin; i < share.end; ++i) {
     const Piece piece = share.piece(i);
-    if (piece.rows > 0 && piece.split()) TileMerge<Config, Order>(call, piece, share).run(stages[0], meet);
+    if (piece.rows > 0 && piece.split() && seam<Config>(call, piece, share, i) == Seam::none)
+      TileMerge<Config, Order>(call, piece, share).run(stages[0], meet);
   }
 }
 

@@ -23,7 +23,7 @@
 #include "cuda/prim/wgmma.cuh"
 #include "cuda/sm90/decode/instances.cuh"
 #include "cuda/sm90/decode/load.cuh"
-#include "cuda/sm90/decode/plain_store.cuh"
+#include "cuda/sm90/decode/plain_seam.cuh"
 
 namespace latte::cuda::sm90::plain {
 
@@ -59,7 +59,7 @@ struct alignas(1024) Storage {
   bool any_split;  // whether this thread block has a piece of a split tile
   prim::Barrier kv_full[kStages][Config::kParts], kv_empty[kStages], p_full[kStages];
   prim::Barrier sums_full[kSums], sums_empty[kSums], met;
-  prim::Barrier first_query;
+  prim::Barrier first_query, fetched;
 
   // Queries are more bytes than a block, and nothing can begin without them: further blocks would only be in their way.
   __device__ void await_queries() { first_query.wait(0); }
@@ -301,7 +301,10 @@ class Values {
     for (std::int32_t b = 0; b < blocks; ++b, ++ring_.count) block();
   }
 
-  __device__ void store(const Sink& sink) {
+  using PartialRows = PartialRow<AsHeld, Config::kLatent>;
+
+  // A partial of a piece before a seam stays here.
+  __device__ void store(const Sink& sink, bool at_seam) {
     const int slot = sums_.slot();
     s_.sums_full[slot].wait(sums_.full());
     RowResult results[2];
@@ -314,8 +317,10 @@ class Values {
     s_.sums_empty[slot].arrive();
     ++sums_.count;
     if (sink.partial()) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) HeldRow<Config>{o_, at_, h}.store_partial(sink, results[h]);
+      if (at_seam)
+        store_partial(SeamRoom<Config>(s_.kv).first(), sink.rows(), results);
+      else
+        store_partial({sink.workspace(), sink.partial_row(0)}, sink.rows(), results);
     } else {
       sink.with_type([&](auto element) {
 #pragma unroll
@@ -348,6 +353,11 @@ class Values {
     wait_products<0>();
     pin_values();
     s_.kv_empty[stage].arrive();
+  }
+
+  __device__ void store_partial(const PartialRows& to, std::int32_t rows, const RowResult (&results)[2]) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) HeldRow<Config>{o_, at_, h}.store_partial(to, rows, results[h]);
   }
 
   __device__ void pin_values() {
@@ -398,6 +408,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     s.met.init(Meeting::kArrivals);
     s.first_query.init(kWarpgroup);
+    s.fetched.init(1);
     prim::fence_barrier_init();
   }
   if (!shape.plan_is_ready) prim::wait_previous_launch();
@@ -426,6 +437,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     prim::grow_registers<kValueRegisters>();
     Values<Config> values(s);
+    bool at_seam = false;
     for (std::int32_t i = share.begin; i < share.end; ++i) {
       {
         const Piece piece = share.piece(i);
@@ -433,13 +445,21 @@ __global__ void __launch_bounds__(kThreads, 1)
         values.run(piece.template blocks<Config>());
       }
       const Piece piece = share.piece(i);
-      values.store(Sink(call, piece));
-      if (!piece.split()) continue;
-      if (threadIdx.x == kWarpgroup) s.any_split = true;
+      const Seam here = seam<Config>(call, piece, share, i);
+      at_seam = here == Seam::before;
+      if (at_seam) SeamRoom<Config>(s.kv).fetch_second(call, piece, share, s.fetched);
+      values.store(Sink(call, piece), at_seam);
+      if (!piece.split() || at_seam) continue;
+      if (threadIdx.x == kWarpgroup && here == Seam::none) s.any_split = true;
       merge_sync();
       announce(call, piece, share);
     }
     Meeting meet{s.met};
+    if (at_seam) {
+      s.fetched.wait(0);
+      meet();
+      SeamRoom<Config>(s.kv).store_sum(Sink(call, share.piece(share.end - 1)));
+    }
     if (s.any_split) merge_all<Config, AsHeld>(call, share, s.kv, meet);
   }
 }

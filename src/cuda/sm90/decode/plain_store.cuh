@@ -33,6 +33,24 @@ struct AsHeld {
         reinterpret_cast<std::uint32_t*>(to)[4 * i] = pack<Element>(low, high);
     }
   }
+
+  // The same by whole warps, from the first of the 32 columns that four neighbouring lanes have a vector of each.
+  // 16-bit values are exchanged so that each lane stores 8 columns in a row; 32-bit pairs make whole sectors as they
+  // are.
+  template <class Element>
+  __device__ static void put_exchanged(Element* row, unsigned column, int lane, const float (&values)[kVector],
+                                       float factor) {
+    if constexpr (sizeof(Element) == 4) {
+      if (row != nullptr) put(row + column + lane % 4 * 2, values, factor);
+    } else {
+      std::uint32_t words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) words[i] = pack<Element>(values[2 * i] * factor, values[2 * i + 1] * factor);
+      transpose_in_fours(words, lane);
+      if (row != nullptr)
+        reinterpret_cast<uint4*>(row + column)[lane % 4] = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+  }
 };
 
 // What a thread has of one of its two rows. A row that is not there is null: its lanes take part in exchanges, and
@@ -48,19 +66,23 @@ struct HeldRow {
 
   template <class Element>
   __device__ void store(Element* row, float scale) const {
-    const bool there = row != nullptr;
-    row += at.side * (Config::kLatent / 2);
+    if (row != nullptr) row += at.side * (Config::kLatent / 2);
 #pragma unroll
     for (int part = 0; part < kParts; ++part)
 #pragma unroll
-      for (int j = 0; j < kWide / 8; j += 4) store_32_columns(row + part * kWide + 8 * j, part, j, scale, there);
+      for (int j = 0; j < kWide / 8; j += 4) {
+        float values[8];
+        vector(part, j, values);
+        AsHeld::put_exchanged(row, part * kWide + 8 * j, at.lane, values, scale);
+      }
   }
 
-  __device__ void store_partial(const Sink& sink, const RowResult& result) const {
+  // `first`: where the first of so many rows goes.
+  __device__ void store_partial(const Row& first, std::int32_t rows, const RowResult& result) const {
     const float largest = divisor(largest_of_side());
-    const std::int64_t row = sink.partial_row(fragment_row(at, h));
-    if (row < 0) return;
-    const Row to(sink.workspace(), row);
+    const int r = fragment_row(at, h);
+    if (r >= rows) return;
+    const Row to = first + r;
     if (at.lane % 4 == 0) {
       to.tail->scale[at.side] = largest * result.inverse;
       if (at.side == 0) to.tail->lse_log2 = result.lse_log2, to.tail->unused = 0;
@@ -71,45 +93,29 @@ struct HeldRow {
 #pragma unroll
       for (int j = 0; j < kWide / 8; j += 4) {
         float values[8];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) values[i] = value(part, j + i / 2, i % 2);
+        vector(part, j, values);
         to.values[((at.side * kParts + part) * (kWide / 32) + j / 4) * 4 + at.lane % 4] =
             packed<__half>(values, factor);
       }
   }
 
  private:
-  __device__ float value(int part, int j, int c) const { return o[part][4 * j + 2 * h + c]; }
+  // Of 32 columns, those from the j-th 8 on.
+  __device__ void vector(int part, int j, float (&values)[8]) const {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) values[i] = o[part][4 * (j + i / 2) + 2 * h + i % 2];
+  }
 
   __device__ float largest_of_side() const {
     float chains[4] = {};  // several, so that one need not wait for another
 #pragma unroll
     for (int part = 0; part < kParts; ++part)
 #pragma unroll
-      for (int i = 0; i < kWide / 4; ++i) chains[i % 4] = fmaxf(chains[i % 4], fabsf(value(part, i / 2, i % 2)));
+      for (int i = 0; i < kWide / 4; ++i)
+        chains[i % 4] = fmaxf(chains[i % 4], fabsf(o[part][i / 2 * 4 + 2 * h + i % 2]));
     float largest = fmaxf(fmaxf(chains[0], chains[1]), fmaxf(chains[2], chains[3]));
     largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
     return fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-  }
-
-  // Four lanes hold 8 columns of each of 4 neighbours j. 16-bit values are exchanged so that each lane stores 8 columns
-  // in a row; 32-bit pairs make whole sectors as they are.
-  template <class Element>
-  __device__ void store_32_columns(Element* to, int part, int j, float scale, bool there) const {
-    if constexpr (sizeof(Element) == 4) {
-      if (!there) return;
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        reinterpret_cast<float2*>(to + 8 * i)[at.lane % 4] =
-            make_float2(value(part, j + i, 0) * scale, value(part, j + i, 1) * scale);
-    } else {
-      std::uint32_t words[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        words[i] = pack<Element>(value(part, j + i, 0) * scale, value(part, j + i, 1) * scale);
-      transpose_in_fours(words, at.lane);
-      if (there) reinterpret_cast<uint4*>(to)[at.lane % 4] = make_uint4(words[0], words[1], words[2], words[3]);
-    }
   }
 };
 
