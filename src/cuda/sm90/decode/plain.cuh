@@ -301,8 +301,6 @@ class Values {
     for (std::int32_t b = 0; b < blocks; ++b, ++ring_.count) block();
   }
 
-  using PartialRows = PartialRow<AsHeld, Config::kLatent>;
-
   // A partial of a piece before a seam stays here.
   __device__ void store(const Sink& sink, bool at_seam) {
     const int slot = sums_.slot();
@@ -317,10 +315,10 @@ class Values {
     s_.sums_empty[slot].arrive();
     ++sums_.count;
     if (sink.partial()) {
-      if (at_seam)
-        store_partial(SeamRoom<Config>(s_.kv).first(), sink.rows(), results);
-      else
-        store_partial({sink.workspace(), sink.partial_row(0)}, sink.rows(), results);
+      using Rows = PartialRow<AsHeld, Config::kLatent>;
+      const Rows to = at_seam ? SeamRoom<Config>(s_.kv).first() : Rows(sink.workspace(), sink.partial_row(0));
+#pragma unroll
+      for (int h = 0; h < 2; ++h) HeldRow<Config>{o_, at_, h}.store_partial(to, sink.rows(), results[h]);
     } else {
       sink.with_type([&](auto element) {
 #pragma unroll
@@ -353,11 +351,6 @@ class Values {
     wait_products<0>();
     pin_values();
     s_.kv_empty[stage].arrive();
-  }
-
-  __device__ void store_partial(const PartialRows& to, std::int32_t rows, const RowResult (&results)[2]) const {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) HeldRow<Config>{o_, at_, h}.store_partial(to, rows, results[h]);
   }
 
   __device__ void pin_values() {
