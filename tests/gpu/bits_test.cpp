@@ -170,48 +170,6 @@ TEST_F(GpuBits, OfBatchInvariantStepsDoNotDependOnTheNumberOfWorkers) {
   }
 }
 
-// Tiles of two pieces, the first of which ends a share of several and the second begins the next.
-int seams(const Plan& plan) {
-  int count = 0;
-  const auto pieces = [&](std::int32_t worker) { return plan.work_indptr[worker + 1] - plan.work_indptr[worker]; };
-  for (std::int32_t worker = 0; worker + 1 < plan.workers(); ++worker) {
-    if (pieces(worker) < 2 || pieces(worker + 1) < 2) continue;
-    const WorkRecord* first = &plan.work_info_set[plan.work_indptr[worker + 1]] - 1;
-    const std::int32_t tile = first[0].tile;
-    count += first[1].tile == tile && plan.reduce_indptr[tile + 1] - plan.reduce_indptr[tile] == 2;
-  }
-  return count;
-}
-
-// There one thread block joins both alone, elsewhere each joins a slice. fp32 outputs, as above.
-TEST_F(GpuBits, OfTwoPiecesAreTheSameAtASeamAndElsewhere) {
-  constexpr std::int32_t kRequests = 9, kChunk = 192;
-  for (std::int32_t latent : {512, 256})
-    for (std::int32_t heads : {5, 27, 41, 60, 64, 100, 128}) {  // swapped16, 32, 48, plain and pairs
-      std::vector<RequestLengths> requests;
-      for (std::int32_t r = 0; r < kRequests; ++r) requests.push_back({1, kChunk + 1 + 23 * r});
-      DecodeCase c = gpu_case(requests, heads, 16);
-      c.latent = latent;
-      c.out_dtype = Dtype::f32;
-      const BuilderOptions options{.policy = Policy::batch_invariant(kChunk)};
-      Limits limits{.max_requests = kRequests, .max_query_tokens = 1, .max_kv_tokens = 2 * kChunk};
-      limits.workers = heads > 64 ? 8 : 4;
-      auto step = DeviceStep::make(backend(), DecodeBatch(c), options, limits);
-      ASSERT_GT(seams(step->builder.build(0, step->batch.lengths(), stream()).value().plan()), 0);
-      limits.workers = 0;
-      for (int repeat = 0; repeat < 3; ++repeat) {
-        ASSERT_TRUE(succeeded(step->run(backend(), stream())));
-        for (std::int32_t r = 0; r < kRequests; ++r) {
-          auto alone = DeviceStep::make(backend(), step->batch.reordered(std::array{r}), options, limits);
-          ASSERT_EQ(seams(alone->builder.build(0, alone->batch.lengths(), stream()).value().plan()), 0);
-          ASSERT_TRUE(succeeded(alone->run(backend(), stream())));
-          EXPECT_EQ(step->batch.result_bits(r), alone->batch.result_bits(0))
-              << "heads " << heads << " latent " << latent << " request " << r;
-        }
-      }
-    }
-}
-
 // The same query and tokens in tiles of 1, 2 and 3 query tokens: in which order partials are joined follows from the
 // kernel and their number, not from the rows that a tile has. fp32 outputs, as another order hardly shows in fewer
 // bits.

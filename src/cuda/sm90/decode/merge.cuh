@@ -4,10 +4,11 @@
 //   Seams: where a tile's first piece ends one share and its second, the last, begins the next, the second was stored
 //     long before the first is done. So whoever has the first joins both, alone (plain_seam.cuh).
 //   arrived[2 * tile + half of the pair]: pieces stored, and workers that have seen them all, each counts one. With the
-//   last of them it is back at zero. At a seam only the second piece counts.
+//   last of them it is back at zero. At a seam only the second piece counts, and whoever waits for it takes it back.
 #pragma once
 
 #include "cuda/sm90/decode/math.cuh"
+#include "cuda/sm90/decode/seam.hpp"
 
 namespace latte::cuda::sm90 {
 
@@ -102,8 +103,8 @@ struct Joined {
 #pragma unroll
     for (int i = 0; i < kValues / 2; ++i) {
       const float2 pair = __half22float2(pairs[i]);
-      value[2 * i] += pair.x * weight;
-      value[2 * i + 1] += pair.y * weight;
+      value[2 * i] = __fmaf_rn(pair.x, weight, value[2 * i]);
+      value[2 * i + 1] = __fmaf_rn(pair.y, weight, value[2 * i + 1]);
     }
   }
 };
@@ -112,21 +113,10 @@ __device__ __forceinline__ std::uint32_t* arrived(const KernelCall& call, const 
   return call.workspace.arrived + 2 * piece.record.tile + share.rank();
 }
 
-// A seam lies between two shares of several pieces each: the last one of the first and the first one of the second are
-// the two pieces of one tile. Both sides of it must come to the same answer.
-enum class Seam { none, before, behind };
 template <class Config>
 __device__ __forceinline__ Seam seam(const KernelCall& call, const Piece& piece, const Share& share, std::int32_t i) {
-  if (!Config::kSeams || !piece.split() || share.end - share.begin < 2) return Seam::none;
-  const bool before = i + 1 == share.end, behind = i == share.begin;
-  if (!before && !behind) return Seam::none;
-  const std::int32_t worker = share.worker(), other = before ? worker + 1 : worker - 1;
-  if (other < 0 || other >= share.workers()) return Seam::none;
-  const std::int32_t others = call.plan.indptr[other + 1] - call.plan.indptr[other];
-  const std::int32_t* partials = call.plan.reduce_indptr + piece.record.tile;
-  const std::int32_t tile = call.plan.records[before ? i + 1 : i - 1].tile;
-  if (others < 2 || tile != piece.record.tile || partials[1] - partials[0] != 2) return Seam::none;
-  return before ? Seam::before : Seam::behind;
+  if constexpr (!Config::kSeams) return Seam::none;
+  return find_seam(call.plan, {share.workers(), share.worker(), share.begin, share.end}, i, piece.record);
 }
 
 // This thread block's part of a partial is stored, and its merging threads have met since.

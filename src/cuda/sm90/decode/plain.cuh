@@ -56,7 +56,7 @@ struct alignas(1024) Storage {
   float factor[kStages][Config::kRows];  // what a block did to a row's reference: 2^(old - new)
   std::int32_t moved[kStages][4];        // whether any of a warp's rows did
   RowResult results[kSums][Config::kRows];
-  bool any_split;  // whether this thread block has a piece of a split tile
+  bool any_slice;  // whether this thread block joins a slice of some tile
   prim::Barrier kv_full[kStages][Config::kParts], kv_empty[kStages], p_full[kStages];
   prim::Barrier sums_full[kSums], sums_empty[kSums], met;
   prim::Barrier first_query, fetched;
@@ -301,8 +301,8 @@ class Values {
     for (std::int32_t b = 0; b < blocks; ++b, ++ring_.count) block();
   }
 
-  // A partial of a piece before a seam stays here.
-  __device__ void store(const Sink& sink, bool at_seam) {
+  // A partial before a seam stays here.
+  __device__ void store(const Sink& sink, bool before_seam) {
     const int slot = sums_.slot();
     s_.sums_full[slot].wait(sums_.full());
     RowResult results[2];
@@ -316,7 +316,7 @@ class Values {
     ++sums_.count;
     if (sink.partial()) {
       using Rows = PartialRow<AsHeld, Config::kLatent>;
-      const Rows to = at_seam ? SeamRoom<Config>(s_.kv).first() : Rows(sink.workspace(), sink.partial_row(0));
+      const Rows to = before_seam ? SeamRoom<Config>(s_.kv).first() : Rows(sink.workspace(), sink.partial_row(0));
 #pragma unroll
       for (int h = 0; h < 2; ++h) HeldRow<Config>{o_, at_, h}.store_partial(to, sink.rows(), results[h]);
     } else {
@@ -389,7 +389,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   auto& s = *reinterpret_cast<Storage<Config>*>(shared);
   if (threadIdx.x == 0) {
     prim::prefetch_map(map);
-    s.any_split = false;
+    s.any_slice = false;
     for (int stage = 0; stage < kStages; ++stage) {
       s.kv_full[stage][0].init(kThreadsLoad ? kWarpgroup : 1);
       s.kv_empty[stage].init(2 * kWarpgroup);
@@ -430,7 +430,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     prim::grow_registers<kValueRegisters>();
     Values<Config> values(s);
-    bool at_seam = false;
+    bool before_seam = false;
     for (std::int32_t i = share.begin; i < share.end; ++i) {
       {
         const Piece piece = share.piece(i);
@@ -439,21 +439,21 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
       const Piece piece = share.piece(i);
       const Seam here = seam<Config>(call, piece, share, i);
-      at_seam = here == Seam::before;
-      if (at_seam) SeamRoom<Config>(s.kv).fetch_second(call, piece, share, s.fetched);
-      values.store(Sink(call, piece), at_seam);
-      if (!piece.split() || at_seam) continue;
-      if (threadIdx.x == kWarpgroup && here == Seam::none) s.any_split = true;
+      before_seam = here == Seam::before;
+      if (before_seam) SeamRoom<Config>(s.kv).fetch_second(call, piece, share, s.fetched);
+      values.store(Sink(call, piece), before_seam);
+      if (!piece.split() || before_seam) continue;
+      if (threadIdx.x == kWarpgroup && here == Seam::none) s.any_slice = true;
       merge_sync();
       announce(call, piece, share);
     }
     Meeting meet{s.met};
-    if (at_seam) {
+    if (before_seam) {
       s.fetched.wait(0);
       meet();
       SeamRoom<Config>(s.kv).store_sum(Sink(call, share.piece(share.end - 1)));
     }
-    if (s.any_split) merge_all<Config, AsHeld>(call, share, s.kv, meet);
+    if (s.any_slice) merge_all<Config, AsHeld>(call, share, s.kv, meet);
   }
 }
 
