@@ -1,6 +1,4 @@
 // Equal bits: from run to run, from replay to replay, and for the batch-invariant policy across batches.
-#include <array>
-
 #include <gtest/gtest.h>
 
 #include "tests/gpu/support.hpp"

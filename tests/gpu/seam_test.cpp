@@ -76,7 +76,7 @@ TEST_F(GpuSeams, HaveTheBitsOfSlices) {
 TEST_F(GpuSeams, OfACutLineAgreeWithTheOracle) {
   for (const auto& [heads, most_tokens, tokens] : kRows)
     for (std::int32_t page_size : {64, 7}) {
-      if (heads == 1) continue;  // tiles of one row are not worth a cut
+      if (heads == 1) continue;  // its bits are compared above
       const DecodeCase c = gpu_case(std::vector<RequestLengths>(6, {tokens, 2000}), heads, page_size);
       Limits limits{.max_requests = 6, .max_query_tokens = most_tokens, .max_kv_tokens = 2000};
       limits.workers = heads * most_tokens > 64 ? 8 : 4;
