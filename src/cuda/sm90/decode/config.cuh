@@ -38,8 +38,8 @@ struct Config {
     return group / kPartGroups * kPartBytes + group % kPartGroups * kAtomBytes;
   }
   static constexpr int kRopeOffset = group_offset(kRopeGroup);
-  // Whether a tile at a seam is joined by one thread block (merge.cuh). With fewer rows large batches won 1 to 3 % by
-  // it, and the shortest calls lost as much.
+  // Whether a tile at a seam is joined by one thread block (merge.cuh). With 16 and 32 rows large batches won 1 to 3 %
+  // by it, and the shortest calls lost as much.
   static constexpr bool kSeams = kRows > 48;
   static_assert(kGroups % kParts == 0);
   static_assert(kRows % 8 == 0 && kRows <= 64 && kTokens % 16 == 0 && kRope == 64);
