@@ -117,7 +117,7 @@ const Kernel kBf16[] = {
         .copy_token = N_AVX3::copy_token,
         .scratch_bytes = N_AVX3::bf16::scratch_bytes,
         .max_row_tile = N_AVX3::bf16::kRowTile,
-        .speed = {.block_ns = 4000, .row_block_ns = 120, .granule = 16},
+        .speed = {.block_ns = 4000, .row_block_ns = 100, .granule = 16},
         .prefill_row_tile = N_AVX3::bf16::kPrefillRowTile,
         .prefill_speed = {.block_ns = 4000, .row_block_ns = 45, .granule = 16},
         .burn = N_AVX3::bf16::burn_amx,

@@ -12,173 +12,73 @@ namespace latte::cpu::HWY_NAMESPACE::bf16 {
 // tiles, but beside a busy sibling hardware thread it has few to rename to; a product took 28 ns there with all eight
 // in use, 20 with seven and 14 with four, and 7 in every case when the sibling was idle (docs/kernels/amx.md).
 template <class Tiles>
-struct Amx {
+class Amx {
+ public:
   static constexpr Probabilities kProbabilities = Probabilities::paired;
-
-  // 32 tokens x 32 rows, to s and to s + s_panel.
-  template <class Aside>
-  HWY_INLINE static void score_2x2(const Work& w, const Block& block, std::int32_t t, std::int32_t panel, float* s,
-                                   std::int64_t s_panel, const Aside& aside) {
-    const std::int64_t q_panel = static_cast<std::int64_t>(w.width) * kPanel;
-    const auto [k0, stride0] = block.keys[t / kPanel];
-    const auto [k1, stride1] = block.keys[t / kPanel + 1];
-    const std::uint16_t* q = w.s.q + panel * q_panel;
-    Tiles::template zero<0>();
-    Tiles::template zero<1>();
-    Tiles::template zero<2>();
-    Tiles::template zero<3>();
-    for (std::int32_t c = 0; c < w.width; c += kPair) {
-      Tiles::template load<4>(k0 + c, stride0 * 2);
-      Tiles::template load<5>(k1 + c, stride1 * 2);
-      Tiles::template load<6>(q + c * kPanel, 64);
-      Tiles::template multiply<0, 4>();
-      Tiles::template multiply<2, 5>();
-      Tiles::template load<6>(q + q_panel + c * kPanel, 64);
-      Tiles::template multiply<1, 4>();
-      Tiles::template multiply<3, 5>();
-      aside();
-    }
-    Tiles::template store<0>(s);
-    Tiles::template store<1>(s + s_panel);
-    Tiles::template store<2>(s + kPanel * kPanel);
-    Tiles::template store<3>(s + s_panel + kPanel * kPanel);
-  }
-
-  // 32 tokens x 16 rows, for the last panel of an odd number.
-  template <class Aside>
-  HWY_INLINE static void score_2x1(const Work& w, const Block& block, std::int32_t t, std::int32_t panel, float* s,
-                                   const Aside& aside) {
-    const auto [k0, stride0] = block.keys[t / kPanel];
-    const auto [k1, stride1] = block.keys[t / kPanel + 1];
-    const std::uint16_t* q = w.s.q + static_cast<std::int64_t>(panel) * w.width * kPanel;
-    Tiles::template zero<0>();
-    Tiles::template zero<1>();
-    for (std::int32_t c = 0; c < w.width; c += kPair) {
-      Tiles::template load<6>(q + c * kPanel, 64);
-      Tiles::template load<4>(k0 + c, stride0 * 2);
-      Tiles::template multiply<0, 4>();
-      Tiles::template load<4>(k1 + c, stride1 * 2);
-      Tiles::template multiply<1, 4>();
-      aside();
-    }
-    Tiles::template store<0>(s);
-    Tiles::template store<1>(s + kPanel * kPanel);
-  }
-
-  static std::int32_t score_turns(const Work& w) {
-    return static_cast<std::int32_t>(ceil_div(w.panels, 2)) * (kStep / 32) * (w.width / kPair);
-  }
-  static std::int32_t accumulate_turns(const Work& w) {
-    return static_cast<std::int32_t>(ceil_div(w.panels, 2)) * (w.column_panels / 2) * (kStep / kPair);
-  }
-
-  template <class Aside>
-  HWY_INLINE static void scores(const Work& w, const Block& block, const Aside& aside) {
-    // Narrow rows in groups of 64, so that a group's queries and 32 keys stay in L1 together.
-    const std::int32_t rows = w.width <= kNarrow ? 4 : w.panels;
-    for (std::int32_t group = 0; group < w.panels; group += rows)
-      for (std::int32_t t = 0; t < block.tokens; t += 2 * kPanel)
-        for (std::int32_t panel = group; panel < std::min(group + rows, w.panels); panel += 2) {
-          if (t >= block.extent[panel / 2]) continue;
-          float* s = block.s + (static_cast<std::int64_t>(panel) * kStep + t) * kPanel;
-          score_cell(w, block, t, panel, s, kStep * kPanel, aside);
-        }
-  }
-
-  // Two panels, or the last one.
-  template <class Aside>
-  HWY_INLINE static void score_cell(const Work& w, const Block& block, std::int32_t t, std::int32_t panel, float* s,
-                                    std::int64_t s_panel, const Aside& aside) {
-    if (panel + 2 <= w.panels)
-      score_2x2(w, block, t, panel, s, s_panel, aside);
-    else
-      score_2x1(w, block, t, panel, s, aside);
-  }
-
-  static constexpr std::int32_t kNarrow = 192;               // elements of a key
   static constexpr std::int32_t kTile = kPanel * kPair;      // elements of a tile of p or v
-  static constexpr std::int32_t kOutTile = kPanel * kPanel;  // elements of a tile of o
+  static constexpr std::int32_t kOutTile = kPanel * kPanel;  // elements of a tile of sums
 
-  // 32 rows x 32 columns.
-  template <class Aside>
-  HWY_INLINE static void accumulate_2x2(const Work& w, const Block& block, std::int32_t panel, std::int32_t column,
-                                        const std::uint16_t* p, const Aside& aside) {
-    const std::int64_t p_panel = static_cast<std::int64_t>(kPanel) * w.step, o_panel = w.o_panel(1, 0);
-    const std::uint16_t* v = block.v + column * w.s.v_panel;
-    float* o = w.s.o + w.o_panel(panel, column);
-    Tiles::template load<0>(o, 64);
-    Tiles::template load<1>(o + kOutTile, 64);
-    Tiles::template load<2>(o + o_panel, 64);
-    Tiles::template load<3>(o + o_panel + kOutTile, 64);
-    const std::int32_t end = block.extent[panel / 2];
-    for (std::int32_t t = 0; t < end; t += kPair, v += kTile, p += kTile) {
-      Tiles::template load<4>(p, 64);
-      Tiles::template load<5>(p + p_panel, 64);
-      Tiles::template load<6>(v, 64);
-      Tiles::template multiply<0, 4>();
-      Tiles::template multiply<2, 5>();
-      Tiles::template load<6>(v + w.s.v_panel, 64);
-      Tiles::template multiply<1, 4>();
-      Tiles::template multiply<3, 5>();
-      aside();
-    }
-    Tiles::template store<0>(o);
-    Tiles::template store<1>(o + kOutTile);
-    Tiles::template store<2>(o + o_panel);
-    Tiles::template store<3>(o + o_panel + kOutTile);
-  }
+  static std::int32_t score_turns(const Work& w) { return std::max(w.width / kPair - 1, 1); }  // without the first
+  static std::int32_t accumulate_turns(const Work& w) { return w.strips() * (w.column_panels / 2) * (w.step / kPair); }
 
-  // 16 rows x 32 columns, for the last panel of an odd number. Column panels come in pairs, not always in fours.
+  // The scores are stored behind the next cell's first loads, or by finish(): storing tiles whose products are under
+  // way would keep the next ones waiting.
   template <class Aside>
-  HWY_INLINE static void accumulate_1x2(const Work& w, const Block& block, std::int32_t panel, std::int32_t column,
-                                        const std::uint16_t* p, const Aside& aside) {
-    const std::uint16_t* v = block.v + column * w.s.v_panel;
-    float* o = w.s.o + w.o_panel(panel, column);
-    Tiles::template load<0>(o, 64);
-    Tiles::template load<1>(o + kOutTile, 64);
-    const std::int32_t end = block.extent[panel / 2];
-    for (std::int32_t t = 0; t < end; t += kPair, v += kTile, p += kTile) {
-      Tiles::template load<4>(p, 64);
-      Tiles::template load<6>(v, 64);
-      Tiles::template multiply<0, 4>();
-      Tiles::template load<6>(v + w.s.v_panel, 64);
-      Tiles::template multiply<1, 4>();
-      aside();
-    }
-    Tiles::template store<0>(o);
-    Tiles::template store<1>(o + kOutTile);
-  }
-
-  // Two panels, or the last one, and two column panels.
-  template <class Aside>
-  HWY_INLINE static void accumulate_strip(const Work& w, const Block& block, std::int32_t panel, std::int32_t column,
-                                          const std::uint16_t* p, const Aside& aside) {
-    if (panel + 2 <= w.panels)
-      accumulate_2x2(w, block, panel, column, p, aside);
-    else
-      accumulate_1x2(w, block, panel, column, p, aside);
-  }
-
-  // Rows in groups of 64, so that a group's probabilities and two column panels of V stay in L1 together.
-  template <class Aside>
-  HWY_INLINE static void accumulate(const Work& w, const Block& block, const Aside& aside) {
-    constexpr std::int32_t kGroup = 4;
-    for (std::int32_t group = 0; group < w.panels; group += kGroup) {
-      const std::int32_t end = std::min(group + kGroup, w.panels);
-      for (std::int32_t column = 0; column < w.column_panels; column += 2) {
-        for (std::int32_t panel = group; panel < end; panel += 2)
-          if (block.extent[panel / 2] > 0)
-            accumulate_strip(w, block, panel, column, w.s.p + static_cast<std::int64_t>(panel) * kPanel * kStep, aside);
+  HWY_INLINE void score(const Work& w, const Cell& cell, Aside& aside) {
+    const KeyTile* keys = cell.block->keys + cell.t / kPanel;
+    const std::int64_t q_panel = static_cast<std::int64_t>(w.width) * kPanel;
+    const std::uint16_t* q = w.s.q + cell.panel * q_panel;
+    if (cell.panels() == 2) {
+      const auto turn = [&](std::int32_t c, const auto& begin) __attribute__((always_inline)) {
+        Tiles::template load<4>(keys[0].data + c, keys[0].stride * 2);
+        Tiles::template load<5>(keys[1].data + c, keys[1].stride * 2);
+        multiply_2x2(q + c * kPanel, q + q_panel + c * kPanel, begin);
+      };
+      turn(
+          0, [&]<int tile>() __attribute__((always_inline)) {
+            store_late<tile>();
+            Tiles::template zero<tile>();
+          });
+      aside.begin();
+      for (std::int32_t c = kPair; c < w.width; c += kPair) {
+        turn(c, nothing);
+        aside.step();
       }
+      late(cell.s, cell.s + kPair * kPanel, cell.s + kOutTile, cell.s + kPair * kPanel + kOutTile);
+    } else {
+      finish();
+      aside.begin();
+      Tiles::template zero<0>();
+      Tiles::template zero<1>();
+      for (std::int32_t c = 0; c < w.width; c += kPair) {
+        Tiles::template load_passing<6>(q + c * kPanel, 64);
+        Tiles::template load<4>(keys[0].data + c, keys[0].stride * 2);
+        Tiles::template multiply<0, 4, 6>();
+        Tiles::template load<4>(keys[1].data + c, keys[1].stride * 2);
+        Tiles::template multiply<1, 4, 6>();
+        aside.step();
+      }
+      Tiles::template store<0>(cell.s);
+      Tiles::template store<1>(cell.s + kOutTile);
     }
   }
 
-  template <int number>
-  HWY_INLINE static void begin(const Product& product, const float* c) {
-    if (product.add)
-      Tiles::template load<number>(c, 64);
-    else
-      Tiles::template zero<number>();
+  // By 32 rows, whose probabilities stay in L1 while values pass by.
+  template <class Aside>
+  HWY_INLINE void accumulate(const Work& w, const Block& block, const Aside& aside) {
+    for (std::int32_t panel = 0; panel < w.panels; panel += 2)
+      for (std::int32_t column = 0; column < w.column_panels; column += 2)
+        accumulate_strip(w, block, panel, column, aside);
+    finish();
+  }
+
+  // Stores what is not stored yet.
+  HWY_INLINE void finish() {
+    store_late<0>();
+    store_late<1>();
+    store_late<2>();
+    store_late<3>();
+    late_[0] = nullptr;
   }
 
   // Prefill's products, with four tiles. That is three loads for two products; beside a busy sibling a loop of them is
@@ -194,9 +94,9 @@ struct Amx {
         for (std::int32_t t = 0; t < product.depth; t += kPair, a += 2 * kTile, b += kTile) {
           Tiles::template load<6>(b, 64);
           Tiles::template load<4>(a, 64);
-          Tiles::template multiply<0, 4>();
+          Tiles::template multiply<0, 4, 6>();
           Tiles::template load<4>(a + kTile, 64);
-          Tiles::template multiply<1, 4>();
+          Tiles::template multiply<1, 4, 6>();
           aside();
         }
         Tiles::template store<0>(c);
@@ -211,9 +111,9 @@ struct Amx {
         for (std::int32_t t = 0; t < product.depth; t += kPair, a += 2 * kTile, b += kTile) {
           Tiles::template load<4>(a, 64);
           Tiles::template load<6>(b, 64);
-          Tiles::template multiply<0, 4>();
+          Tiles::template multiply<0, 4, 6>();
           Tiles::template load<6>(b + product.b_panel, 64);
-          Tiles::template multiply<1, 4>();
+          Tiles::template multiply<1, 4, 6>();
           aside();
         }
         Tiles::template store<0>(c);
@@ -226,6 +126,88 @@ struct Amx {
   }
 
   HWY_INLINE static void gather_row(const Work& w, std::int32_t r, float* row) { gather_panels(w, r, row); }
+
+ private:
+  static constexpr auto nothing = []<int tile>() {};
+
+  // Tiles 4 and 5 times two more, one after the other. `begin` makes a tile of sums ready.
+  template <class Begin>
+  HWY_INLINE static void multiply_2x2(const std::uint16_t* b0, const std::uint16_t* b1, const Begin& begin) {
+    Tiles::template load_passing<6>(b0, 64);
+    begin.template operator()<0>();
+    Tiles::template multiply<0, 4, 6>();
+    begin.template operator()<2>();
+    Tiles::template multiply<2, 5, 6>();
+    Tiles::template load_passing<6>(b1, 64);
+    begin.template operator()<1>();
+    Tiles::template multiply<1, 4, 6>();
+    begin.template operator()<3>();
+    Tiles::template multiply<3, 5, 6>();
+  }
+
+  template <int number>
+  HWY_INLINE static void begin(const Product& product, const float* c) {
+    if (product.add)
+      Tiles::template load<number>(c, 64);
+    else
+      Tiles::template zero<number>();
+  }
+
+  // Two panels of rows, or the last one, and two column panels.
+  template <class Aside>
+  HWY_INLINE void accumulate_strip(const Work& w, const Block& block, std::int32_t panel, std::int32_t column,
+                                   const Aside& aside) {
+    const std::int32_t end = block.extent[panel / 2];
+    if (end == 0) return;
+    const std::int64_t p_panel = static_cast<std::int64_t>(kPanel) * w.step;
+    const std::uint16_t *p = w.s.p + panel * p_panel, *v = block.v + column * w.s.v_panel;
+    float* o = w.s.o + w.o_panel(panel, column);
+    if (panel + 2 <= w.panels) {
+      const std::int32_t lines = 2 * kPanel * kPair / end;  // of two tiles, at every turn
+      float* const sums[4] = {o, o + kOutTile, o + w.o_panel(1, 0), o + w.o_panel(1, 0) + kOutTile};
+      const auto turn = [&](std::int32_t t, const auto& begin) __attribute__((always_inline)) {
+        Tiles::template load<4>(p + t * kPanel, 64);
+        Tiles::template load<5>(p + p_panel + t * kPanel, 64);
+        multiply_2x2(v + t * kPanel, v + w.s.v_panel + t * kPanel, begin);
+        // The next strip's sums, which would come from L2 just when they are needed.
+        const float* next = o + (2 * kOutTile + t / kPair * lines * kPanel);
+        for (std::int32_t i = 0; i < lines; ++i) {
+          _mm_prefetch(reinterpret_cast<const char*>(next + i * kPanel), _MM_HINT_T0);
+          _mm_prefetch(reinterpret_cast<const char*>(next + w.o_panel(1, 0) + i * kPanel), _MM_HINT_T0);
+        }
+        aside();
+      };
+      turn(
+          0, [&]<int tile>() __attribute__((always_inline)) {
+            store_late<tile>();
+            Tiles::template load<tile>(sums[tile], 64);
+          });
+      for (std::int32_t t = kPair; t < end; t += kPair) turn(t, nothing);
+      late(sums[0], sums[1], sums[2], sums[3]);
+    } else {
+      finish();
+      Tiles::template load<0>(o, 64);
+      Tiles::template load<1>(o + kOutTile, 64);
+      for (std::int32_t t = 0; t < end; t += kPair) {
+        Tiles::template load<4>(p + t * kPanel, 64);
+        Tiles::template load_passing<6>(v + t * kPanel, 64);
+        Tiles::template multiply<0, 4, 6>();
+        Tiles::template load_passing<6>(v + w.s.v_panel + t * kPanel, 64);
+        Tiles::template multiply<1, 4, 6>();
+        aside();
+      }
+      Tiles::template store<0>(o);
+      Tiles::template store<1>(o + kOutTile);
+    }
+  }
+
+  // Where the sums in tiles 0 to 3 will go.
+  void late(float* s0, float* s1, float* s2, float* s3) { late_[0] = s0, late_[1] = s1, late_[2] = s2, late_[3] = s3; }
+  template <int tile>
+  HWY_INLINE void store_late() {
+    if (late_[0] != nullptr) Tiles::template store<tile>(late_[tile]);
+  }
+  float* late_[4] = {};
 };
 
 // One panel of rows, values read where they lie.
@@ -234,28 +216,43 @@ struct AmxNarrow {
   using Wide = Amx<Tiles>;
   static constexpr Probabilities kProbabilities = Probabilities::spread;
 
-  static std::int32_t score_turns(const Work& w) { return Wide::score_turns(w); }
-  static std::int32_t accumulate_turns(const Work& w) { return w.column_panels / 2 * (kStep / kPanel); }
+  static std::int32_t score_turns(const Work& w) { return w.width / kPair; }
+  static std::int32_t accumulate_turns(const Work& w) { return w.column_panels / 2 * (w.step / kPanel); }
+  static void finish() {}
 
   template <class Aside>
-  HWY_INLINE static void scores(const Work& w, const Block& block, const Aside& aside) {
-    Wide::scores(w, block, aside);
+  HWY_INLINE static void score(const Work& w, const Cell& cell, Aside& aside) {
+    const KeyTile* keys = cell.block->keys + cell.t / kPanel;
+    aside.begin();
+    Tiles::template zero<0>();
+    Tiles::template zero<1>();
+    for (std::int32_t c = 0; c < w.width; c += kPair) {
+      Tiles::template load<6>(w.s.q + c * kPanel, 64);
+      Tiles::template load<4>(keys[0].data + c, keys[0].stride * 2);
+      Tiles::template multiply<0, 4, 6>();
+      Tiles::template load<4>(keys[1].data + c, keys[1].stride * 2);
+      Tiles::template multiply<1, 4, 6>();
+      aside.step();
+    }
+    Tiles::template store<0>(cell.s);
+    Tiles::template store<1>(cell.s + Wide::kOutTile);
   }
 
   template <class Aside>
   HWY_INLINE static void accumulate(const Work& w, const Block& block, const Aside& aside) {
+    const std::int32_t end = std::min(block.tokens, block.extent[0]);
     for (std::int32_t column = 0; column < w.column_panels; column += 2) {
       const std::uint16_t* p = w.s.p;
       float* o = w.s.o + w.o_panel(0, column);
       Tiles::template load<0>(o, 64);
       Tiles::template load<1>(o + Wide::kOutTile, 64);
-      for (std::int32_t t = 0; t < std::min(block.tokens, block.extent[0]); t += kPanel, p += 2 * Wide::kTile) {
+      for (std::int32_t t = 0; t < end; t += kPanel, p += 2 * Wide::kTile) {
         const auto [values, stride] = block.keys[t / kPanel];
         Tiles::template load<6>(values + column * kPanel, stride * 2);
         Tiles::template load<4>(p, 64);
-        Tiles::template multiply<0, 4>();
+        Tiles::template multiply<0, 4, 6>();
         Tiles::template load<4>(p + Wide::kTile, 64);
-        Tiles::template multiply<1, 4>();
+        Tiles::template multiply<1, 4, 6>();
         aside();
       }
       Tiles::template store<0>(o);

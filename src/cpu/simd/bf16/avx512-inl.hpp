@@ -42,24 +42,21 @@ struct Avx512 {
       for (std::int32_t p = 0; p < panels; ++p) _mm512_storeu_ps(s + p * s_panel + i * kPanel, acc[i][p]);
   }
 
-  static std::int32_t score_turns(const Work& w) {
-    return kStep / kBlock * static_cast<std::int32_t>(ceil_div(w.panels, 2));
-  }
+  static std::int32_t score_turns(const Work&) { return kPair / kBlock; }
   static std::int32_t accumulate_turns(const Work& w) { return static_cast<std::int32_t>(ceil_div(w.rows, kBlock)); }
 
   template <class Aside>
-  HWY_INLINE static void scores(const Work& w, const Block& block, const Aside& aside) {
-    for (std::int32_t t = 0; t < block.tokens; t += kBlock)
-      for (std::int32_t panel = 0; panel < w.panels; panel += 2) {
-        if (t >= block.extent[panel / 2]) continue;
-        float* s = block.s + (static_cast<std::int64_t>(panel) * kStep + t) * kPanel;
-        if (panel + 2 <= w.panels)
-          score_block<2>(w, block, t, panel, s, kStep * kPanel);
-        else
-          score_block<1>(w, block, t, panel, s, kStep * kPanel);
-        aside();
-      }
+  HWY_INLINE static void score(const Work& w, const Cell& cell, Aside& aside) {
+    aside.begin();
+    for (std::int32_t t = 0; t < kPair; t += kBlock) {
+      if (cell.panels() == 2)
+        score_block<2>(w, *cell.block, cell.t + t, cell.panel, cell.s + t * kPanel, kPair * kPanel);
+      else
+        score_block<1>(w, *cell.block, cell.t + t, cell.panel, cell.s + t * kPanel, kPair * kPanel);
+      aside.step();
+    }
   }
+  static void finish() {}
 
   template <std::int32_t rows, std::int32_t columns>
   HWY_INLINE static void accumulate_block(const Work& w, const Block& block, std::int32_t row, std::int32_t column,
@@ -103,7 +100,7 @@ struct Avx512 {
     for (std::int32_t row = 0; row < w.rows; row += kBlock) {
       const std::int64_t panel = row / kPanel;
       accumulate_rows<kBlock>(w, block, row, w.rows - row, 0, w.column_panels,
-                              w.s.p + panel * kPanel * kStep + row % kPanel * kPair);
+                              w.s.p + panel * kPanel * w.step + row % kPanel * kPair);
       aside();
     }
   }

@@ -55,12 +55,13 @@ struct Scratch {
     const std::int64_t step = step_tokens(shape);
     v_panel = step * kPanel + 32;
     q = carver.take<std::uint16_t>(padded * width);
-    for (std::uint16_t*& block : k) block = carver.take<std::uint16_t>(step * width);
+    // Decode has one block of tokens at a time, prefill stages the next one beside it.
+    for (std::uint16_t*& block : k) block = carver.take<std::uint16_t>(&block == k || !decode ? step * width : 0);
     for (std::uint16_t*& block : v)
-      block = carver.take<std::uint16_t>(round_up(v_width, 2 * kPanel) / kPanel * v_panel);
+      block = carver.take<std::uint16_t>(&block == v || !decode ? round_up(v_width, 2 * kPanel) / kPanel * v_panel : 0);
     p = carver.take<std::uint16_t>((decode ? std::max<std::int64_t>(padded, 4 * kPanel) : kStrip) * step);
-    pairs = carver.take<std::uint32_t>(decode ? kStep / 2 * kPanel : 0);
-    for (float*& block : s) block = carver.take<float>(decode ? padded * kStep : kStrip * kPair);
+    pairs = carver.take<std::uint32_t>(decode ? 2 * kPanel * kPanel : 0);
+    for (float*& block : s) block = carver.take<float>(kStrip * kPair);
     o = carver.take<float>(padded * round_up(v_width, 2 * kPanel));
     total_o = carver.take<float>(padded * round_up(v_width, 2 * kPanel));
     row = carver.take<float>(std::max(width, 2 * kPair) + v_width);
@@ -91,7 +92,7 @@ HWY_INLINE std::int32_t row_bytes(KvFormat format, std::int32_t width) {
 // Fetches tokens' keys or values into L2, a few lines at every turn of an inner loop.
 class Prefetch {
  public:
-  Prefetch(const TokenReader& reader, std::int32_t token_bytes) : reader_(reader), token_bytes_(token_bytes) {}
+  Prefetch(const TokenReader& reader, std::int32_t token_bytes) : reader_(&reader), token_bytes_(token_bytes) {}
 
   void aim(std::int32_t first, std::int32_t end) { next_ = first, end_ = end, offset_ = token_bytes_; }
   // Leaves out tokens that would come too late.
@@ -106,7 +107,7 @@ class Prefetch {
     for (; count > 0; --count) {
       if (offset_ >= token_bytes_) {
         if (next_ >= end_) return;
-        token_ = reinterpret_cast<const char*>(reader_.at(next_++));
+        token_ = reinterpret_cast<const char*>(reader_->at(next_++));
         offset_ = 0;
       }
       _mm_prefetch(token_ + offset_, _MM_HINT_T1);
@@ -115,16 +116,14 @@ class Prefetch {
   }
 
  private:
-  const TokenReader& reader_;
-  const std::int32_t token_bytes_;
+  const TokenReader* reader_;
+  std::int32_t token_bytes_;
   std::int32_t next_ = 0, end_ = 0, offset_ = 0;
   const char* token_ = nullptr;
 };
 
-// Up to a step of tokens on their way through the kernel. Decode has two in flight: one is scored while the other is
-// absorbed. Prefill has three, without scores and keys, of which it has no more than a strip needs.
+// Up to a step of tokens on their way through the kernel. Decode has one in flight, prefill three.
 struct Block {
-  float* s;          // scores
   std::uint16_t* k;  // keys that could not be used in place
   std::uint16_t* v;  // value pairs
   std::int32_t first = 0, tokens = 0;
@@ -135,6 +134,20 @@ struct Block {
   std::int32_t padded() const { return static_cast<std::int32_t>(round_up(tokens, kPair)); }
 };
 
+// 32 tokens of a block for up to 32 rows.
+struct Cell {
+  Block* block = nullptr;
+  std::int32_t panel = 0, rows = 0, t = 0;
+  float* s = nullptr;  // decode: s[panel][32 tokens][16]; prefill: s[token panel][32 rows][16]
+
+  static constexpr std::int64_t kTile = kPanel * kPanel;
+
+  std::int32_t row() const { return panel * kPanel; }
+  std::int32_t panels() const { return static_cast<std::int32_t>(ceil_div(rows, kPanel)); }
+  std::int32_t first() const { return block->first + t; }
+  bool ends_strip() const { return t + kPair >= block->extent[panel / 2]; }
+};
+
 struct Work {
   const Piece& piece;
   Scratch s;
@@ -143,6 +156,7 @@ struct Work {
   std::int32_t column_panels;  // of V and O; the last may be unused when v_width is an odd multiple of 16
   bool folded = false;         // the totals hold something
 
+  std::int32_t strips() const { return static_cast<std::int32_t>(ceil_div(panels, 2)); }
   std::int64_t o_panel(std::int32_t panel, std::int32_t column_panel) const {
     return (static_cast<std::int64_t>(panel) * column_panels + column_panel) * kPanel * kPanel;
   }
@@ -171,10 +185,17 @@ HWY_INLINE Work open_work(const Piece& piece, Carver& carver) {
           .column_panels = static_cast<std::int32_t>(round_up(piece.shape.v_width, 2 * kPanel) / kPanel)};
 }
 
-// Row r of o[panel][column panel][16][16].
+// Row r of o[panel][column panel][16][16]. Of 32 columns the first panel has those of every other group of four, as
+// PairUp leaves them.
 HWY_INLINE void gather_panels(const Work& w, std::int32_t r, float* row) {
-  for (std::int32_t c = 0; c < w.column_panels; ++c)
-    std::copy_n(w.sums() + w.o_panel(r / kPanel, c) + r % kPanel * kPanel, kPanel, row + c * kPanel);
+  const __m512i first = _mm512_set_epi32(23, 22, 21, 20, 7, 6, 5, 4, 19, 18, 17, 16, 3, 2, 1, 0);
+  const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+  for (std::int32_t c = 0; c < w.column_panels; c += 2) {
+    const float* o = w.sums() + w.o_panel(r / kPanel, c) + r % kPanel * kPanel;
+    const __m512 even = _mm512_load_ps(o), odd = _mm512_load_ps(o + kPanel * kPanel);
+    _mm512_storeu_ps(row + c * kPanel, _mm512_permutex2var_ps(even, first, odd));
+    _mm512_storeu_ps(row + (c + 1) * kPanel, _mm512_permutex2var_ps(even, second, odd));
+  }
 }
 
 }  // namespace latte::cpu::HWY_NAMESPACE::bf16

@@ -238,33 +238,84 @@ class TurnKeys {
   std::int32_t left_ = 0, t_ = 0, column_ = 0;
 };
 
-// Interleaves the values of a block's tokens, two by two, into their rows of every column panel. A slice is eight
-// panels of a pair.
+// Interleaves the values of two tokens, 32 columns, into their rows of two column panels. These get four words of each
+// 128-bit lane: which columns that is, gather_panels knows.
+HWY_INLINE void pair_up(__m512i even, __m512i odd, std::uint16_t* v, std::int64_t v_panel) {
+  _mm512_store_si512(v, _mm512_unpacklo_epi16(even, odd));
+  _mm512_store_si512(v + v_panel, _mm512_unpackhi_epi16(even, odd));
+}
+
+// Pairs up all values of 32 tokens of a block of decode, whose keys they are the front of. A step is eight column
+// panels of two tokens.
+class PairKeys {
+ public:
+  PairKeys(const Work& w, const Block& block)
+      : keys_(block.keys), values_(block.v), v_panel_(w.s.v_panel), columns_(w.column_panels) {}
+
+  void aim(std::int32_t t) { pair_ = t / 2, left_ = kPanel * steps_a_pair(columns_), column_ = columns_; }
+
+  HWY_INLINE void step() {
+    if (left_ == 0) return;
+    --left_;
+    if (column_ >= columns_) next_pair();
+    if (column_ + kColumns <= columns_) {
+      HWY_UNROLL(4)
+      for (std::int32_t i = 0; i < kColumns; i += 2) pair(i);
+    } else {
+      for (std::int32_t i = 0; column_ + i < columns_; i += 2) pair(i);
+    }
+    even_ += kColumns * kPanel, v_ += kColumns * v_panel_, column_ += kColumns;
+  }
+  HWY_INLINE void finish() {
+    while (left_ > 0) step();
+  }
+  static std::int32_t steps(const Work& w) { return kPanel * steps_a_pair(w.column_panels); }
+
+ private:
+  static constexpr std::int32_t kColumns = 8;
+  static std::int32_t steps_a_pair(std::int32_t columns) {
+    return static_cast<std::int32_t>(ceil_div(columns, kColumns));
+  }
+
+  HWY_INLINE void pair(std::int32_t i) const {
+    // When latent is an odd multiple of 16 the last half is from the rope part: finite, and never looked at.
+    const std::uint16_t* even = even_ + i * kPanel;
+    pair_up(_mm512_loadu_si512(even), _mm512_loadu_si512(even + stride_), v_ + i * v_panel_, v_panel_);
+  }
+  HWY_INLINE void next_pair() {
+    const KeyTile& tile = keys_[pair_ / (kPanel / 2)];
+    even_ = tile.data + pair_ % (kPanel / 2) * 2 * tile.stride;
+    stride_ = tile.stride;
+    v_ = values_ + static_cast<std::int64_t>(pair_) * 2 * kPanel;
+    column_ = 0;
+    ++pair_;
+  }
+
+  const KeyTile* keys_;
+  std::uint16_t* values_;
+  std::int64_t v_panel_;
+  std::int32_t columns_;
+  std::int32_t pair_ = 0, left_ = 0, column_ = 0;
+  const std::uint16_t* even_ = nullptr;
+  std::int64_t stride_ = 0;
+  std::uint16_t* v_ = nullptr;
+};
+
+// The same for a block of prefill, whose values are a tensor of their own.
 class PairUp {
  public:
   explicit PairUp(const Work& w) : w_(w) {}
-  PairUp(const Work& w, const Block& block) : w_(w) { aim(block); }
 
   void aim(const Block& block) { block_ = &block, left_ = block.padded() / 2, pair_ = panel_ = 0; }
 
   HWY_INLINE void step() {
     if (pair_ >= left_) return;
-    // Word i of the low result is (even[i], odd[i]) for columns 0..15, of the high one for columns 16..31.
-    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37,
-                                         5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
-    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
     const TokenRow even = row(pair_ * 2), odd = row(pair_ * 2 + 1);
     std::uint16_t* v = block_->v + static_cast<std::int64_t>(pair_) * 2 * kPanel;
     const std::int32_t end = std::min(panel_ + kSlice, w_.column_panels);
-    for (; panel_ < end; panel_ += 2) {
-      const __m512i a = even.columns(panel_ * kPanel), b = odd.columns(panel_ * kPanel);
-      _mm512_storeu_si512(v + panel_ * w_.s.v_panel, _mm512_permutex2var_epi16(a, low, b));
-      _mm512_storeu_si512(v + (panel_ + 1) * w_.s.v_panel, _mm512_permutex2var_epi16(a, high, b));
-    }
+    for (; panel_ < end; panel_ += 2)
+      pair_up(even.columns(panel_ * kPanel), odd.columns(panel_ * kPanel), v + panel_ * w_.s.v_panel, w_.s.v_panel);
     if (panel_ >= w_.column_panels) panel_ = 0, ++pair_;
-  }
-  HWY_INLINE void finish() {
-    while (pair_ < left_) step();
   }
   bool done() const { return pair_ >= left_; }
   static std::int64_t slices(const Work& w) { return w.step / 2 * ceil_div(w.column_panels, kSlice); }
@@ -273,15 +324,9 @@ class PairUp {
   // None past the end of the block.
   HWY_INLINE TokenRow row(std::int32_t t) const {
     const Shape& shape = w_.piece.shape;
-    if (!shape.values_in_keys) {
-      const bool past = t >= block_->tokens;
-      return {past ? nullptr : w_.piece.values.at(block_->first + t), kv_element_dtype(shape.format),
-              past ? 0 : shape.v_width};
-    }
-    // When latent is an odd multiple of 16 the last half is from the rope part: finite, and never looked at.
-    const KeyTile& tile = block_->keys[t / kPanel];
-    return {reinterpret_cast<const std::byte*>(tile.data + t % kPanel * tile.stride), Dtype::bf16,
-            w_.column_panels * kPanel};
+    const bool past = t >= block_->tokens;
+    return {past ? nullptr : w_.piece.values.at(block_->first + t), kv_element_dtype(shape.format),
+            past ? 0 : shape.v_width};
   }
 
   static constexpr std::int32_t kSlice = 8;

@@ -47,20 +47,6 @@ class Pace {
   std::int64_t owed_ = 0;
 };
 
-// 32 tokens of a strip's rows, up to 32.
-struct Cell {
-  Block* block = nullptr;
-  std::int32_t panel = 0, rows = 0, t = 0;
-  float* s = nullptr;  // s[token panel][32 rows][16]
-
-  static constexpr std::int64_t kTile = kPanel * kPanel;
-
-  std::int32_t row() const { return panel * kPanel; }
-  std::int32_t panels() const { return static_cast<std::int32_t>(ceil_div(rows, kPanel)); }
-  std::int32_t first() const { return block->first + t; }
-  bool ends_strip() const { return t + kPair >= block->extent[panel / 2]; }
-};
-
 // Of a row that has seen nothing. Finite, so that a token which the row does not see is not above it, and any other is.
 inline constexpr float kNoReference = std::numeric_limits<float>::lowest();
 
@@ -134,13 +120,7 @@ class AbsorbCell {
     const __m512 factors = _mm512_set1_ps(factor);
     for (float* lanes : {lane_sum_ + row_ * kPanel, lane_weight_ + row_ * kPanel})
       _mm512_store_ps(lanes, _mm512_mul_ps(_mm512_load_ps(lanes), factors));
-    for (std::int32_t t = 0; t < t_; t += kPair) {
-      std::uint16_t* p = p_ + (t + row_) * kPair;
-      const __m512i pairs = _mm512_load_si512(p);
-      const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
-      const __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(~0xffff)));
-      _mm512_store_si512(p, pair_bf16(_mm512_mul_ps(even, factors), _mm512_mul_ps(odd, factors)));
-    }
+    for (std::int32_t t = 0; t < t_; t += kPair) scale_pairs(p_ + (t + row_) * kPair, factors);
   }
 
   const std::int32_t rows_, t_;
@@ -210,7 +190,7 @@ template <class Math>
 class Strips {
  public:
   explicit Strips(Work& w)
-      : w_(w), staging_(w, Math::turns(values(w, {.rows = std::min(kStrip, w.rows)}, kPrefillStep)) * strips()) {
+      : w_(w), staging_(w, Math::turns(values(w, {.rows = std::min(kStrip, w.rows)}, kPrefillStep)) * w.strips()) {
     reset_rows(w, kNoReference);
     std::fill(w.s.lag, w.s.lag + w.panels * kPanel, 1.0f);
     for (float* lanes : {w.s.lane_sum, w.s.lane_weight}) std::fill(lanes, lanes + w.panels * kPanel * kPanel, 0.0f);
@@ -250,7 +230,6 @@ class Strips {
   }
 
  private:
-  std::int32_t strips() const { return static_cast<std::int32_t>(ceil_div(w_.panels, 2)); }
   std::int32_t panels(std::int32_t panel) const { return std::min(2, w_.panels - panel); }
   std::int32_t rows(std::int32_t panel) const { return std::min(kStrip, w_.rows - panel * kPanel); }
 

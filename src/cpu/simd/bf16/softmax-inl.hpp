@@ -15,6 +15,14 @@ HWY_INLINE __m512i pair_bf16(__m512 even, __m512 odd) {
   return _mm512_permutexvar_epi16(index, both);
 }
 
+// Scales 32 probabilities of a row again.
+HWY_INLINE void scale_pairs(std::uint16_t* p, __m512 factor) {
+  const __m512i pairs = _mm512_load_si512(p);
+  const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+  const __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(~0xffff)));
+  _mm512_store_si512(p, pair_bf16(_mm512_mul_ps(even, factor), _mm512_mul_ps(odd, factor)));
+}
+
 // 2^x by 2^floor(x) * p(x - floor(x)); p is minimax on [0, 1), relative error 8e-5, a 50th of what the rounding to
 // bf16 that follows may cost.
 HWY_INLINE __m512 exp2_short(__m512 x) {
@@ -32,26 +40,6 @@ HWY_INLINE void rescale_panel(const Work& w, float* outputs, std::int32_t panel,
       float* o = outputs + w.o_panel(panel, c) + r * kPanel;
       _mm512_storeu_ps(o, _mm512_mul_ps(_mm512_loadu_ps(o), _mm512_set1_ps(factor[r])));
     }
-}
-
-// Raises the references of rows for a scored block, and rescales what those that rose have accumulated.
-HWY_INLINE void raise(Work& w, const Block& block) {
-  const float scale_log2 = w.piece.score_scale * kLog2e;
-  for (std::int32_t panel = 0; panel < w.panels; ++panel) {
-    const std::int32_t tokens = std::min(block.tokens, block.extent[panel / 2]), row = panel * kPanel;
-    const PanelState state{w.s.max_log2 + row, w.s.sum + row, w.s.bound + row};
-    const float* scores = block.s + static_cast<std::int64_t>(row) * kStep;
-    const VF32 best =
-        panel_maxima(scores, block.first, tokens, needs_mask(state.bound, block.first + tokens), state.bound);
-    float factor[kPanel];
-    if (!raise_panel(best, scale_log2, state, factor)) continue;
-    rescale_panel(w, w.s.o, panel, factor);
-    for (std::int32_t r = 0; r < kPanel; ++r) w.s.weight[row + r] *= factor[r];
-    if (!w.folded) continue;
-    rescale_panel(w, w.s.total_o, panel, factor);
-    for (std::int32_t r = 0; r < kPanel; ++r)
-      w.s.total_sum[row + r] *= factor[r], w.s.total_weight[row + r] *= factor[r];
-  }
 }
 
 // Moves the running sums into the totals (kFoldTokens).
@@ -74,115 +62,139 @@ HWY_INLINE void finish_work(Work& w) {
               });
 }
 
-// Probabilities of one token for a panel's rows, 0 for those that do not see it.
-template <bool masked>
-HWY_INLINE __m512 probability(const float* scores, __m512 scale, __m512 reference, const std::int32_t* bound,
-                              std::int32_t token) {
-  const __m512 p = exp2_short(exponent(VF32{_mm512_loadu_ps(scores)}, VF32{scale}, VF32{reference}).raw);
-  if constexpr (!masked) return p;
-  return _mm512_maskz_mov_ps(_mm512_cmpgt_epi32_mask(_mm512_loadu_si512(bound), _mm512_set1_epi32(token)), p);
-}
-
 // How P lies in its tiles, each of 16 rows x 64 bytes.
 enum class Probabilities {
   paired,  // p[panel][token / 32][16][32]: tokens side by side, to meet value pairs
   spread,  // p[token / 16][2][16][16][2]: each token beside a zero, first before it, then behind it
 };
 
-// S^T -> P of a scored and raised block. Tokens past the end of the block get probability 0. A slice is four tokens of
-// a panel, or the transposition of a finished tile.
+// What rows whose references rose have accumulated so far, and `lines` of 32 probabilities that are not added yet.
+HWY_NOINLINE inline void rescale_rows(Work& w, std::int32_t panel, const float* factor, std::uint16_t* p,
+                                      std::int32_t lines) {
+  const std::int32_t row = panel * kPanel;
+  rescale_panel(w, w.s.o, panel, factor);
+  for (std::int32_t i = 0; i < lines; ++i) scale_pairs(p + i * kPair, _mm512_set1_ps(factor[i % kPanel]));
+  for (std::int32_t r = 0; r < kPanel; ++r) w.s.weight[row + r] *= factor[r];
+  if (!w.folded) return;
+  rescale_panel(w, w.s.total_o, panel, factor);
+  for (std::int32_t r = 0; r < kPanel; ++r) w.s.total_sum[row + r] *= factor[r], w.s.total_weight[row + r] *= factor[r];
+}
+
+// Positive numbers as bf16, with zeros behind. Ties go up, which costs nothing and saves the units that multiply.
+HWY_INLINE __m512i rounded(__m512 p) {
+  return _mm512_and_si512(_mm512_add_epi32(_mm512_castps_si512(p), _mm512_set1_epi32(0x8000)),
+                          _mm512_set1_epi32(~0xffff));
+}
+
+// S^T -> P of a cell of decode: begin(), then steps of four tokens of a panel, then finish(). Tokens past the end of
+// the block get probability 0.
 template <Probabilities layout>
 class Absorb {
  public:
-  Absorb(Work& w, const Block& block) : w_(w), block_(block), scale_(w.piece.score_scale * kLog2e), panel_(-1) {
-    next_panel();
-  }
+  Absorb(Work& w, const Cell& cell)
+      : w_(w), cell_(cell), scale_(w.piece.score_scale * kLog2e), units_(cell.panels() * kUnits) {}
 
+  // Raises references where the cell's scores ask for it. Cells in which something is hidden are few, and done at once.
+  HWY_INLINE void begin() {
+    bool masked = false;
+    for (std::int32_t panel = cell_.panel; panel < cell_.panel + cell_.panels(); ++panel)
+      masked = masked || _mm512_cmplt_epi32_mask(seen(panel), _mm512_set1_epi32(cell_.first() + kPair)) != 0;
+    for (std::int32_t i = 0; i < cell_.panels(); ++i)
+      if (masked)
+        begin_panel<true>(i);
+      else
+        begin_panel<false>(i);
+    if (masked)
+      while (unit_ < units_) four_tokens<true>();
+  }
   HWY_INLINE void step() {
-    if (panel_ >= w_.panels) return;
-    if (t_ == tile_ + kTokens) {
-      finish_tile();
-      tile_ = t_;
-      if (t_ >= end_) next_panel();
-      return;
-    }
-    if (masked_)
-      four_tokens<true>();
-    else
-      four_tokens<false>();
-    t_ += 4;
+    if (unit_ < units_) four_tokens<false>();
   }
   HWY_INLINE void finish() {
-    while (panel_ < w_.panels) step();
+    while (unit_ < units_) four_tokens<false>();
+    for (std::int32_t i = 0; i < cell_.panels(); ++i)
+      for (std::int32_t t = 0; t < kPair; t += kTokens) finish_tile(words(i, t), tile(cell_.panel + i, cell_.t + t));
   }
+  static constexpr std::int32_t steps(std::int32_t panels) { return panels * kUnits; }
 
  private:
   static constexpr std::int32_t kTokens = layout == Probabilities::paired ? kPair : kPanel;  // of a tile
+  static constexpr std::int32_t kUnits = kPair / 4;
 
-  HWY_INLINE void finish_tile() {
-    auto* tiles = reinterpret_cast<std::uint32_t*>(w_.s.p + static_cast<std::int64_t>(panel_) * kPanel * kStep);
-    if constexpr (layout == Probabilities::paired) {
-      transpose_16x16(w_.s.pairs, kPanel, tiles + tile_ / kTokens * kPanel * kPanel, kPanel);
-    } else {
-      tiles += tile_ / kTokens * 2 * kPanel * kPanel;
-      transpose_16x16(w_.s.pairs, kPanel, tiles, kPanel);
-      for (std::int32_t r = 0; r < kPanel; ++r)
-        _mm512_storeu_si512(tiles + (kPanel + r) * kPanel,
-                            _mm512_slli_epi32(_mm512_loadu_si512(tiles + r * kPanel), 16));
-    }
+  // What each row of the panel sees of the block's tokens.
+  HWY_INLINE __m512i seen(std::int32_t panel) const {
+    return _mm512_min_epi32(_mm512_load_si512(w_.s.bound + panel * kPanel),
+                            _mm512_set1_epi32(cell_.block->first + cell_.block->tokens));
+  }
+  // The panel's probabilities from token t of the block on.
+  HWY_INLINE std::uint16_t* tile(std::int32_t panel, std::int32_t t) const {
+    return w_.s.p + static_cast<std::int64_t>(panel) * kPanel * w_.step + tile_elements(t);
+  }
+  static constexpr std::int32_t tile_elements(std::int32_t t) {
+    return t * kPanel * (layout == Probabilities::paired ? 1 : 4);
+  }
+  // The same before they are transposed: one word for a row and one or two tokens.
+  HWY_INLINE std::uint32_t* words(std::int32_t i, std::int32_t t) const {
+    return w_.s.pairs + (i * kPair + t) * kPanel * kPanel / kTokens;
   }
 
-  // The next panel that sees something of the block.
-  HWY_INLINE void next_panel() {
-    t_ = tile_ = 0;
-    do
-      if (++panel_ >= w_.panels) return;
-    while (block_.extent[panel_ / 2] == 0);
-    end_ = block_.extent[panel_ / 2];
-    const std::int32_t row = panel_ * kPanel, block_end = block_.first + block_.tokens;
-    scores_ = block_.s + static_cast<std::int64_t>(panel_) * kStep * kPanel;
-    sum_ = w_.s.sum + row;
-    weight_ = w_.s.weight + row;
-    _mm512_storeu_ps(reference_, finite_reference({w_.s.max_log2 + row, sum_, w_.s.bound + row}).raw);
-    const __m512i bound = _mm512_min_epi32(_mm512_loadu_si512(w_.s.bound + row), _mm512_set1_epi32(block_end));
-    _mm512_storeu_si512(bound_, bound);
-    masked_ = _mm512_cmplt_epi32_mask(bound, _mm512_set1_epi32(block_.first + end_)) != 0;
+  template <bool masked>
+  HWY_INLINE void begin_panel(std::int32_t i) {
+    const std::int32_t panel = cell_.panel + i;
+    alignas(64) std::int32_t bound[kPanel];
+    if constexpr (masked) _mm512_store_si512(bound, seen(panel));
+    const PanelState state{w_.s.max_log2 + panel * kPanel, w_.s.sum + panel * kPanel, bound};
+    alignas(64) float factor[kPanel];
+    if (raise_panel(panel_maxima(cell_.s + i * kPair * kPanel, cell_.first(), kPair, masked, bound), scale_, state,
+                    factor)) [[unlikely]]
+      rescale_rows(w_, panel, factor, tile(panel, 0), tile_elements(cell_.t) / kPair);
+    _mm512_store_ps(reference_[i], finite_reference(state).raw);
   }
 
   template <bool masked>
   HWY_INLINE void four_tokens() {
-    const __m512 scale = _mm512_set1_ps(scale_), reference = _mm512_loadu_ps(reference_);
-    const auto at = [&](std::int32_t t) {
-      return probability<masked>(scores_ + t * kPanel, scale, reference, bound_, block_.first + t);
+    const std::int32_t i = unit_ / kUnits, t = unit_ % kUnits * 4, panel = cell_.panel + i;
+    const float* scores = cell_.s + unit_ * 4 * kPanel;
+    const __m512 scale = _mm512_set1_ps(scale_), reference = _mm512_load_ps(reference_[i]);
+    const auto at = [&](std::int32_t n) {
+      const __m512 score = _mm512_load_ps(scores + n * kPanel);
+      const __m512 p = exp2_short(exponent(VF32{score}, VF32{scale}, VF32{reference}).raw);
+      if constexpr (!masked) return p;
+      return _mm512_maskz_mov_ps(_mm512_cmpgt_epi32_mask(seen(panel), _mm512_set1_epi32(cell_.first() + t + n)), p);
     };
-    const __m512 p0 = at(t_), p1 = at(t_ + 1), p2 = at(t_ + 2), p3 = at(t_ + 3);
-    std::uint32_t* words = w_.s.pairs + (t_ - tile_) * kPanel / (kTokens / kPanel);
-    __m512 weight = _mm512_loadu_ps(weight_);
-    const auto put = [&](__m512i probabilities) {
-      _mm512_storeu_si512(words, probabilities);
-      weight = dot_pairs(weight, probabilities, _mm512_set1_epi16(kOneBf16));
-      words += kPanel;
-    };
+    const __m512 p0 = at(0), p1 = at(1), p2 = at(2), p3 = at(3);
+    const __m512i r0 = rounded(p0), r1 = rounded(p1), r2 = rounded(p2), r3 = rounded(p3);
+    add(w_.s.sum + panel * kPanel, p0, p1, p2, p3);
+    add(w_.s.weight + panel * kPanel, _mm512_castsi512_ps(r0), _mm512_castsi512_ps(r1), _mm512_castsi512_ps(r2),
+        _mm512_castsi512_ps(r3));
+    std::uint32_t* to = words(i, t);
     if constexpr (layout == Probabilities::paired) {
-      put(pair_bf16(p0, p1));
-      put(pair_bf16(p2, p3));
+      _mm512_store_si512(to, _mm512_or_si512(r1, _mm512_srli_epi32(r0, 16)));
+      _mm512_store_si512(to + kPanel, _mm512_or_si512(r3, _mm512_srli_epi32(r2, 16)));
     } else {
-      for (const __m512 p : {p0, p1, p2, p3}) put(_mm512_cvtepu16_epi32(round_bf16(p)));
+      for (const __m512i r : {r0, r1, r2, r3}) _mm512_store_si512(to, _mm512_srli_epi32(r, 16)), to += kPanel;
     }
-    _mm512_storeu_ps(weight_, weight);
-    const __m512 sum = _mm512_add_ps(_mm512_add_ps(p0, p1), _mm512_add_ps(p2, p3));
-    _mm512_storeu_ps(sum_, _mm512_add_ps(_mm512_loadu_ps(sum_), sum));
+    ++unit_;
+  }
+
+  HWY_INLINE static void add(float* sums, __m512 a, __m512 b, __m512 c, __m512 d) {
+    _mm512_store_ps(sums, _mm512_add_ps(_mm512_load_ps(sums), _mm512_add_ps(_mm512_add_ps(a, b), _mm512_add_ps(c, d))));
+  }
+
+  HWY_INLINE static void finish_tile(const std::uint32_t* words, std::uint16_t* p) {
+    auto* rows = reinterpret_cast<std::uint32_t*>(p);
+    transpose_16x16(words, kPanel, rows, kPanel);
+    if constexpr (layout == Probabilities::spread)
+      for (std::int32_t r = 0; r < kPanel; ++r)
+        _mm512_store_si512(rows + (kPanel + r) * kPanel, _mm512_slli_epi32(_mm512_load_si512(rows + r * kPanel), 16));
   }
 
   Work& w_;
-  const Block& block_;
+  const Cell cell_;
   const float scale_;
-  std::int32_t panel_, end_ = 0, t_ = 0, tile_ = 0;
-  bool masked_ = false;
-  const float* scores_ = nullptr;
-  float *sum_ = nullptr, *weight_ = nullptr;
-  alignas(64) float reference_[kPanel];
-  alignas(64) std::int32_t bound_[kPanel];
+  const std::int32_t units_;
+  std::int32_t unit_ = 0;
+  alignas(64) float reference_[2][kPanel];
 };
 
 }  // namespace latte::cpu::HWY_NAMESPACE::bf16

@@ -1,5 +1,5 @@
 // AMX tiles, and a stand-in that does the same on memory, so that what is built on tiles is tested on machines that
-// have none. Tile numbers are template arguments: the compiler wants them as literals in the instruction's name.
+// have none.
 #pragma once
 
 #include <cstdint>
@@ -29,55 +29,33 @@ struct HardwareTiles {
   }
   static void leave() { _tile_release(); }
 
-  // GCC's intrinsics do not say that they read memory (its 12th version names 8 of the configuration's 64 bytes), so
-  // the compiler could drop or delay the stores they depend on.
+  // GCC's intrinsic does not say that it reads memory (the 12th version's names 8 of these 64 bytes), so the compiler
+  // could drop or delay the stores it depends on. The instructions below are written as they are for that reason, and
+  // because intrinsics take tile numbers as literals only.
   HWY_INLINE static void memory_is_read(const void* memory) { __asm__ volatile("" : : "r"(memory) : "memory"); }
 
-#define LATTE_FOR_TILE(tile, statement) \
-  if constexpr (number == tile) statement
-
-  template <int number>
+  template <int tile>
   HWY_INLINE static void load(const void* rows, std::int64_t stride_bytes) {
-    memory_is_read(rows);
-    LATTE_FOR_TILE(0, _tile_loadd(0, rows, stride_bytes));
-    LATTE_FOR_TILE(1, _tile_loadd(1, rows, stride_bytes));
-    LATTE_FOR_TILE(2, _tile_loadd(2, rows, stride_bytes));
-    LATTE_FOR_TILE(3, _tile_loadd(3, rows, stride_bytes));
-    LATTE_FOR_TILE(4, _tile_loadd(4, rows, stride_bytes));
-    LATTE_FOR_TILE(5, _tile_loadd(5, rows, stride_bytes));
-    LATTE_FOR_TILE(6, _tile_loadd(6, rows, stride_bytes));
+    __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(rows), "r"(stride_bytes), "i"(tile) : "memory");
   }
-  template <int number>
+  // For what is not read again before L1 has been filled with other things: such a load leaves L1 as it is.
+  template <int tile>
+  HWY_INLINE static void load_passing(const void* rows, std::int64_t stride_bytes) {
+    __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" : : "r"(rows), "r"(stride_bytes), "i"(tile) : "memory");
+  }
+  template <int tile>
   HWY_INLINE static void store(void* rows) {
-    LATTE_FOR_TILE(0, _tile_stored(0, rows, 64));
-    LATTE_FOR_TILE(1, _tile_stored(1, rows, 64));
-    LATTE_FOR_TILE(2, _tile_stored(2, rows, 64));
-    LATTE_FOR_TILE(3, _tile_stored(3, rows, 64));
+    __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(rows), "r"(std::int64_t{64}), "i"(tile) : "memory");
   }
-  template <int number>
+  template <int tile>
   HWY_INLINE static void zero() {
-    LATTE_FOR_TILE(0, _tile_zero(0));
-    LATTE_FOR_TILE(1, _tile_zero(1));
-    LATTE_FOR_TILE(2, _tile_zero(2));
-    LATTE_FOR_TILE(3, _tile_zero(3));
+    __asm__ volatile("tilezero %%tmm%c0" : : "i"(tile));
   }
-  // Tile `number` += tile `a` (4 or 5) times tile 6.
-  template <int number, int a>
+  // c += a . b
+  template <int c, int a, int b>
   HWY_INLINE static void multiply() {
-    static_assert(a == 4 || a == 5);
-    if constexpr (a == 4) {
-      LATTE_FOR_TILE(0, _tile_dpbf16ps(0, 4, 6));
-      LATTE_FOR_TILE(1, _tile_dpbf16ps(1, 4, 6));
-      LATTE_FOR_TILE(2, _tile_dpbf16ps(2, 4, 6));
-      LATTE_FOR_TILE(3, _tile_dpbf16ps(3, 4, 6));
-    } else {
-      LATTE_FOR_TILE(0, _tile_dpbf16ps(0, 5, 6));
-      LATTE_FOR_TILE(1, _tile_dpbf16ps(1, 5, 6));
-      LATTE_FOR_TILE(2, _tile_dpbf16ps(2, 5, 6));
-      LATTE_FOR_TILE(3, _tile_dpbf16ps(3, 5, 6));
-    }
+    __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(c), "i"(a), "i"(b));
   }
-#undef LATTE_FOR_TILE
 };
 
 struct EmulatedTiles {
@@ -90,6 +68,10 @@ struct EmulatedTiles {
       std::memcpy(tiles[number] + r * 16, static_cast<const char*>(rows) + r * stride_bytes, 64);
   }
   template <int number>
+  static void load_passing(const void* rows, std::int64_t stride_bytes) {
+    load<number>(rows, stride_bytes);
+  }
+  template <int number>
   static void store(void* rows) {
     std::memcpy(rows, tiles[number], sizeof(tiles[number]));
   }
@@ -97,20 +79,20 @@ struct EmulatedTiles {
   static void zero() {
     std::memset(tiles[number], 0, sizeof(tiles[number]));
   }
-  template <int number, int a>
+  template <int c, int a, int b>
   static void multiply() {
     float sums[16][16];
-    std::memcpy(sums, tiles[number], sizeof(sums));
+    std::memcpy(sums, tiles[c], sizeof(sums));
     for (int m = 0; m < 16; ++m)
       for (int k = 0; k < 16; ++k) {
         const std::uint32_t left = tiles[a][m * 16 + k];
         const float low = std::bit_cast<float>(left << 16), high = std::bit_cast<float>(left & 0xffff0000u);
         for (int n = 0; n < 16; ++n) {
-          const std::uint32_t right = tiles[6][k * 16 + n];
+          const std::uint32_t right = tiles[b][k * 16 + n];
           sums[m][n] += low * std::bit_cast<float>(right << 16) + high * std::bit_cast<float>(right & 0xffff0000u);
         }
       }
-    std::memcpy(tiles[number], sums, sizeof(sums));
+    std::memcpy(tiles[c], sums, sizeof(sums));
   }
 
   static inline thread_local std::uint32_t tiles[8][256];
