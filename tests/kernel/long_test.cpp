@@ -1,4 +1,5 @@
-// Sums over very many tokens, and rows whose tokens are all hidden.
+// Sums over very many tokens, rows whose tokens are all hidden, and scores that are far apart.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <sys/resource.h>
@@ -148,6 +149,56 @@ TEST_P(HugeScores, LeaveTheLargestOnesAllTheWeight) {
   }
 }
 
+class RisingScores : public EachKernel {};
+
+// Many tokens are alike, and then one is so far above the first ones that a row's reference rises. What the many have
+// been rounded to must be what outputs are divided by, before and after.
+TEST_P(RisingScores, KeepTheWeightOfWhatCameBefore) {
+  constexpr std::int32_t kTokens = 128, kAlike = 32, kRises = 96;  // alike from there on; the one that is above them
+  const Backend one_thread = open_backend(GetParam(), 1);
+  Rng rng(run_seed());
+  for (std::int32_t heads : {1, 40}) {
+    OneRequest request(one_thread);
+    request.problem.heads = heads;
+    auto builder = MetadataBuilder::create(one_thread, request.problem, {.max_requests = 1, .max_kv_tokens = kTokens});
+    ASSERT_TRUE(builder.ok()) << builder.status().message();
+    const std::int32_t pages[] = {0, 1}, query_start[] = {0, 1}, seq_lens[] = {kTokens};
+    auto step = builder->build(0, {.seq_lens = seq_lens, .query_start = query_start});
+    ASSERT_TRUE(step.ok()) << step.status().message();
+    for (int draw = 0; draw < 20; ++draw) {
+      // A token's score is its first value, in powers of two; its other values are 1 where it is one of the many.
+      std::vector<double> q(static_cast<std::size_t>(heads) * kWidth, 0.0), tokens(kTokens * kWidth, 0.0);
+      for (std::int32_t h = 0; h < heads; ++h) q[static_cast<std::size_t>(h) * kWidth] = 1;
+      const double alike = 6 + 0.9 * rng.uniform(), above = 8.1 + rng.uniform();
+      for (std::int32_t t = kAlike; t <= kRises; ++t) {
+        const auto at = tokens.begin() + t * kWidth;
+        std::fill(at, at + kWidth, t < kRises ? 1.0 : 0.0);
+        *at = t < kRises ? alike : above;
+      }
+      const auto q_bytes = request.encode(q), cache = request.encode(tokens);
+      const auto weight = [&](std::int32_t token) {
+        const std::size_t at = static_cast<std::size_t>(token) * kWidth * dtype_bytes(request.dtype());
+        return std::exp2(load(request.dtype(), &cache[at]));
+      };
+      double many = 0, all = 0;
+      for (std::int32_t t = 0; t < kTokens; ++t) {
+        all += weight(t);
+        if (t >= kAlike && t < kRises) many += weight(t);
+      }
+      std::vector<float> out(static_cast<std::size_t>(heads) * kLatent, NAN);
+      ASSERT_TRUE(decode(*step, {.q = dense(q_bytes.data(), request.dtype(), {1, heads, kWidth}),
+                                 .kv_cache = dense(cache.data(), request.dtype(), {2, kPage, kWidth}),
+                                 .pages = {.block_table = pages, .block_table_stride = 2, .max_pages = 2},
+                                 .out = dense(out.data(), Dtype::f32, {1, heads, kLatent}),
+                                 .scale = static_cast<float>(std::log(2.0))}));
+      for (std::size_t i = 0; i < out.size(); ++i) {
+        if (i % kLatent == 0) continue;  // the scores themselves
+        ASSERT_NEAR(out[i], many / all, 6e-4) << heads << " heads, scores " << alike << " and " << above;
+      }
+    }
+  }
+}
+
 // In a process of its own, which has too little address space for so many stacks.
 TEST(ShortOfMemory, OpeningABackendSaysSoAndReturns) {
   const pid_t child = fork();
@@ -167,6 +218,7 @@ TEST(ShortOfMemory, OpeningABackendSaysSoAndReturns) {
 
 INSTANTIATE_TEST_SUITE_P(Kernels, LongContext, each_kernel(), kernel_test_name);
 INSTANTIATE_TEST_SUITE_P(Kernels, HugeScores, each_kernel(), kernel_test_name);
+INSTANTIATE_TEST_SUITE_P(Kernels, RisingScores, each_kernel(), kernel_test_name);
 INSTANTIATE_TEST_SUITE_P(Kernels, HiddenTokens, each_kernel(), kernel_test_name);
 
 }  // namespace

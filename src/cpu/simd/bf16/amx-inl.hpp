@@ -169,7 +169,7 @@ class Amx {
         Tiles::template load<4>(p + t * kPanel, 64);
         Tiles::template load<5>(p + p_panel + t * kPanel, 64);
         multiply_2x2(v + t * kPanel, v + w.s.v_panel + t * kPanel, begin);
-        // The next strip's sums, which would come from L2 just when they are needed.
+        // The sums of the next columns, which would come from L2 just when they are needed.
         const float* next = o + (2 * kOutTile + t / kPair * lines * kPanel);
         for (std::int32_t i = 0; i < lines; ++i) {
           _mm_prefetch(reinterpret_cast<const char*>(next + i * kPanel), _MM_HINT_T0);

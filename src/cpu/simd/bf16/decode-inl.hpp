@@ -10,8 +10,8 @@
 //                                            tokens' values and half of the fetches of the next block
 //   for every block:                         add its values, beside the other half
 //
-// A row may raise its reference after earlier tokens of the block became probabilities: these are scaled again, in
-// bf16, where they no longer matter much.
+// A row may raise its reference after earlier tokens of the block became probabilities: these are scaled and rounded
+// once more, and what outputs are divided by follows them.
 //
 // With 16 rows or fewer, pairing V up would cost more than the products themselves. Then V too is read where it lies: a
 // tile takes two columns of a token for a pair, and each token's probability goes in beside a zero, once for the even
@@ -72,10 +72,9 @@ HWY_INLINE void run_decode_with(const Piece& piece) {
   constexpr bool kPairs = Math::kProbabilities == Probabilities::paired;
   using Softmax = Absorb<Math::kProbabilities>;
   const std::int32_t strips = w.strips(), score_turns = Math::score_turns(w);
-  // Fetches are one block ahead. Half of them go with the scores and half with the values: both take about as long, and
-  // of what is asked for faster than memory can give it, the processor drops a part.
+  // While a block is worked on the next one is fetched, half of it with the scores and half with the values: both take
+  // about as long, and of what is asked for faster than memory can give it, the processor drops a part.
   Prefetch ahead(piece.keys, row_bytes(piece.shape.format, piece.shape.width));
-  ahead.aim(begin + w.step, end);
   const std::int32_t value_lines = ahead.share(w.step / 2, Math::accumulate_turns(w));
   const Beside pace{
       .softmax = spread_over(score_turns, Softmax::steps(std::min(w.panels, 2))),
@@ -88,6 +87,7 @@ HWY_INLINE void run_decode_with(const Piece& piece) {
   PairKeys pairs(w, block);
   for (std::int32_t first = begin; first < end; first += w.step) {
     open(w, block, first);
+    ahead.aim(first + w.step, std::min(first + 2 * w.step, end));
     Cell last;
     for (std::int32_t t = 0; t < block.padded(); t += kPair) {
       if constexpr (kPairs) pairs.aim(t);

@@ -39,7 +39,7 @@ HWY_INLINE std::int32_t key_width(const Shape& shape) {
 
 struct Scratch {
   std::uint16_t *q, *k[2], *v[2], *p;
-  std::uint32_t* pairs;  // P^T of one panel, two tokens a word, before it is turned into tiles
+  std::uint32_t* pairs;  // P^T of a cell of decode before it is turned into tiles, one or two tokens a word
   float *s[2], *o, *total_o, *row;
   float *max_log2, *sum, *total_sum;    // sums of probabilities, for the LSE
   float *weight, *total_weight;         // and of what they were rounded to, which divides outputs
@@ -50,7 +50,7 @@ struct Scratch {
   Scratch(Carver& carver, std::int32_t rows, const Shape& shape) {
     const std::int32_t width = key_width(shape), v_width = shape.v_width;
     const std::int64_t padded = round_up(rows, 2 * kPanel);
-    // Prefill has scores of one cell and probabilities of one strip at a time (prefill-inl.hpp), decode of all rows.
+    // Prefill has probabilities of one strip at a time (prefill-inl.hpp), decode of all rows.
     const bool decode = shape.values_in_keys;
     const std::int64_t step = step_tokens(shape);
     v_panel = step * kPanel + 32;
@@ -152,9 +152,10 @@ struct Work {
   const Piece& piece;
   Scratch s;
   std::int32_t rows, panels, width;
-  std::int32_t step;           // tokens of a block
-  std::int32_t column_panels;  // of V and O; the last may be unused when v_width is an odd multiple of 16
-  bool folded = false;         // the totals hold something
+  std::int32_t step;  // tokens of a block
+  std::int32_t
+      column_panels;    // of V and O, an even number; 16 columns are unused when v_width is an odd multiple of 16
+  bool folded = false;  // the totals hold something
 
   std::int32_t strips() const { return static_cast<std::int32_t>(ceil_div(panels, 2)); }
   std::int64_t o_panel(std::int32_t panel, std::int32_t column_panel) const {

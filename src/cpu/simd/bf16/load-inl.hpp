@@ -278,7 +278,7 @@ class PairKeys {
   }
 
   HWY_INLINE void pair(std::int32_t i) const {
-    // When latent is an odd multiple of 16 the last half is from the rope part: finite, and never looked at.
+    // When latent is an odd multiple of 16 the last half is from the rope part, and never looked at.
     const std::uint16_t* even = even_ + i * kPanel;
     pair_up(_mm512_loadu_si512(even), _mm512_loadu_si512(even + stride_), v_ + i * v_panel_, v_panel_);
   }

@@ -120,7 +120,7 @@ class AbsorbCell {
     const __m512 factors = _mm512_set1_ps(factor);
     for (float* lanes : {lane_sum_ + row_ * kPanel, lane_weight_ + row_ * kPanel})
       _mm512_store_ps(lanes, _mm512_mul_ps(_mm512_load_ps(lanes), factors));
-    for (std::int32_t t = 0; t < t_; t += kPair) scale_pairs(p_ + (t + row_) * kPair, factors);
+    for (std::int32_t t = 0; t < t_; t += kPair) weight_[row_] += scale_pairs(p_ + (t + row_) * kPair, factor);
   }
 
   const std::int32_t rows_, t_;

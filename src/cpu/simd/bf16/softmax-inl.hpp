@@ -1,4 +1,4 @@
-// Scores to probabilities: references raised once a block, exponentials in slices between the products.
+// Scores to probabilities: references raised once a cell, exponentials in steps between the products.
 #pragma once
 
 #include "cpu/simd/bf16/load-inl.hpp"
@@ -7,7 +7,7 @@
 HWY_PUSH_ATTRIBUTES(LATTE_BF16_TARGET)
 namespace latte::cpu::HWY_NAMESPACE::bf16 {
 
-// Two tokens' probabilities as bf16 pairs, one word a row.
+// Two vectors as pairs of bf16.
 HWY_INLINE __m512i pair_bf16(__m512 even, __m512 odd) {
   const __m512i both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd, even));
   const __m512i index = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
@@ -15,12 +15,19 @@ HWY_INLINE __m512i pair_bf16(__m512 even, __m512 odd) {
   return _mm512_permutexvar_epi16(index, both);
 }
 
-// Scales 32 probabilities of a row again.
-HWY_INLINE void scale_pairs(std::uint16_t* p, __m512 factor) {
+HWY_INLINE __m512 even_of(__m512i pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)); }
+HWY_INLINE __m512 odd_of(__m512i pairs) {
+  return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(~0xffff)));
+}
+
+// Multiplies 32 probabilities of a row, which rounds them once more. Returns what that added to their sum.
+HWY_INLINE float scale_pairs(std::uint16_t* p, float factor) {
   const __m512i pairs = _mm512_load_si512(p);
-  const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
-  const __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(~0xffff)));
-  _mm512_store_si512(p, pair_bf16(_mm512_mul_ps(even, factor), _mm512_mul_ps(odd, factor)));
+  const __m512 factors = _mm512_set1_ps(factor);
+  const __m512 even = _mm512_mul_ps(even_of(pairs), factors), odd = _mm512_mul_ps(odd_of(pairs), factors);
+  const __m512i scaled = pair_bf16(even, odd);
+  _mm512_store_si512(p, scaled);
+  return _mm512_reduce_add_ps(_mm512_add_ps(_mm512_sub_ps(even_of(scaled), even), _mm512_sub_ps(odd_of(scaled), odd)));
 }
 
 // 2^x by 2^floor(x) * p(x - floor(x)); p is minimax on [0, 1), relative error 8e-5, a 50th of what the rounding to
@@ -68,13 +75,18 @@ enum class Probabilities {
   spread,  // p[token / 16][2][16][16][2]: each token beside a zero, first before it, then behind it
 };
 
-// What rows whose references rose have accumulated so far, and `lines` of 32 probabilities that are not added yet.
-HWY_NOINLINE inline void rescale_rows(Work& w, std::int32_t panel, const float* factor, std::uint16_t* p,
-                                      std::int32_t lines) {
+// What rows whose references rose have accumulated so far, and their probabilities in `tiles` of the block, which are
+// not added yet.
+template <Probabilities layout>
+HWY_NOINLINE void rescale_rows(Work& w, std::int32_t panel, const float* factor, std::uint16_t* p, std::int32_t tiles) {
   const std::int32_t row = panel * kPanel;
   rescale_panel(w, w.s.o, panel, factor);
-  for (std::int32_t i = 0; i < lines; ++i) scale_pairs(p + i * kPair, _mm512_set1_ps(factor[i % kPanel]));
   for (std::int32_t r = 0; r < kPanel; ++r) w.s.weight[row + r] *= factor[r];
+  for (std::int32_t tile = 0; tile < tiles; ++tile)
+    for (std::int32_t r = 0; r < kPanel; ++r, p += kPair) {
+      const float more = scale_pairs(p, factor[r]);
+      if (layout == Probabilities::paired || tile % 2 == 0) w.s.weight[row + r] += more;  // spread ones are there twice
+    }
   if (!w.folded) return;
   rescale_panel(w, w.s.total_o, panel, factor);
   for (std::int32_t r = 0; r < kPanel; ++r) w.s.total_sum[row + r] *= factor[r], w.s.total_weight[row + r] *= factor[r];
@@ -142,12 +154,12 @@ class Absorb {
   HWY_INLINE void begin_panel(std::int32_t i) {
     const std::int32_t panel = cell_.panel + i;
     alignas(64) std::int32_t bound[kPanel];
-    if constexpr (masked) _mm512_store_si512(bound, seen(panel));
+    _mm512_store_si512(bound, seen(panel));
     const PanelState state{w_.s.max_log2 + panel * kPanel, w_.s.sum + panel * kPanel, bound};
     alignas(64) float factor[kPanel];
     if (raise_panel(panel_maxima(cell_.s + i * kPair * kPanel, cell_.first(), kPair, masked, bound), scale_, state,
                     factor)) [[unlikely]]
-      rescale_rows(w_, panel, factor, tile(panel, 0), tile_elements(cell_.t) / kPair);
+      rescale_rows<layout>(w_, panel, factor, tile(panel, 0), tile_elements(cell_.t) / (kPanel * kPair));
     _mm512_store_ps(reference_[i], finite_reference(state).raw);
   }
 

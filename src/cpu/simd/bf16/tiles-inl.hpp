@@ -86,14 +86,17 @@ struct EmulatedTiles {
     for (int m = 0; m < 16; ++m)
       for (int k = 0; k < 16; ++k) {
         const std::uint32_t left = tiles[a][m * 16 + k];
-        const float low = std::bit_cast<float>(left << 16), high = std::bit_cast<float>(left & 0xffff0000u);
+        const float low = value(left << 16), high = value(left & 0xffff0000u);
         for (int n = 0; n < 16; ++n) {
           const std::uint32_t right = tiles[b][k * 16 + n];
-          sums[m][n] += low * std::bit_cast<float>(right << 16) + high * std::bit_cast<float>(right & 0xffff0000u);
+          sums[m][n] += low * value(right << 16) + high * value(right & 0xffff0000u);
         }
       }
     std::memcpy(tiles[c], sums, sizeof(sums));
   }
+
+  // The hardware takes subnormal operands for zero.
+  static float value(std::uint32_t bits) { return (bits & 0x7f800000u) == 0 ? 0.0f : std::bit_cast<float>(bits); }
 
   static inline thread_local std::uint32_t tiles[8][256];
 };
