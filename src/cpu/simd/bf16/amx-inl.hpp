@@ -47,19 +47,26 @@ class Amx {
       late(cell.s, cell.s + kPair * kPanel, cell.s + kOutTile, cell.s + kPair * kPanel + kOutTile);
     } else {
       finish();
-      aside.begin();
-      Tiles::template zero<0>();
-      Tiles::template zero<1>();
-      for (std::int32_t c = 0; c < w.width; c += kPair) {
-        Tiles::template load_passing<6>(q + c * kPanel, 64);
-        Tiles::template load<4>(keys[0].data + c, keys[0].stride * 2);
-        Tiles::template multiply<0, 4, 6>();
-        Tiles::template load<4>(keys[1].data + c, keys[1].stride * 2);
-        Tiles::template multiply<1, 4, 6>();
-        aside.step();
-      }
+      score_panel(keys, w.width, aside, [&](std::int32_t c) { Tiles::template load_passing<6>(q + c * kPanel, 64); });
       Tiles::template store<0>(cell.s);
       Tiles::template store<1>(cell.s + kOutTile);
+    }
+  }
+
+  // 32 tokens x 16 rows, in tiles 0 and 1. `load_query` has those of 32 of the width come into tile 6.
+  template <class Aside, class LoadQuery>
+  HWY_INLINE static void score_panel(const KeyTile* keys, std::int32_t width, Aside& aside,
+                                     const LoadQuery& load_query) {
+    aside.begin();
+    Tiles::template zero<0>();
+    Tiles::template zero<1>();
+    for (std::int32_t c = 0; c < width; c += kPair) {
+      load_query(c);
+      Tiles::template load<4>(keys[0].data + c, keys[0].stride * 2);
+      Tiles::template multiply<0, 4, 6>();
+      Tiles::template load<4>(keys[1].data + c, keys[1].stride * 2);
+      Tiles::template multiply<1, 4, 6>();
+      aside.step();
     }
   }
 
@@ -222,18 +229,9 @@ struct AmxNarrow {
 
   template <class Aside>
   HWY_INLINE static void score(const Work& w, const Cell& cell, Aside& aside) {
-    const KeyTile* keys = cell.block->keys + cell.t / kPanel;
-    aside.begin();
-    Tiles::template zero<0>();
-    Tiles::template zero<1>();
-    for (std::int32_t c = 0; c < w.width; c += kPair) {
-      Tiles::template load<6>(w.s.q + c * kPanel, 64);
-      Tiles::template load<4>(keys[0].data + c, keys[0].stride * 2);
-      Tiles::template multiply<0, 4, 6>();
-      Tiles::template load<4>(keys[1].data + c, keys[1].stride * 2);
-      Tiles::template multiply<1, 4, 6>();
-      aside.step();
-    }
+    // All of the queries fit L1.
+    Wide::score_panel(cell.block->keys + cell.t / kPanel, w.width, aside,
+                      [&](std::int32_t c) { Tiles::template load<6>(w.s.q + c * kPanel, 64); });
     Tiles::template store<0>(cell.s);
     Tiles::template store<1>(cell.s + Wide::kOutTile);
   }
