@@ -27,7 +27,7 @@ HWY_PUSH_ATTRIBUTES(LATTE_BF16_TARGET)
 namespace latte::cpu::HWY_NAMESPACE::bf16 {
 
 // How many of `count` things to do at each of `turns` turns.
-HWY_INLINE std::int32_t spread_over(std::int32_t turns, std::int32_t count) {
+HWY_INLINE std::int32_t a_turn(std::int32_t count, std::int32_t turns) {
   return static_cast<std::int32_t>(ceil_div(count, turns));
 }
 
@@ -77,8 +77,8 @@ HWY_INLINE void run_decode_with(const Piece& piece) {
   Prefetch ahead(piece.keys, row_bytes(piece.shape.format, piece.shape.width));
   const std::int32_t value_lines = ahead.share(w.step / 2, Math::accumulate_turns(w));
   const Beside pace{
-      .softmax = spread_over(score_turns, Softmax::steps(std::min(w.panels, 2))),
-      .pairs = kPairs ? spread_over(strips * score_turns, PairKeys::steps(w)) : 0,
+      .softmax = a_turn(Softmax::steps(std::min(w.panels, 2)), score_turns),
+      .pairs = kPairs ? a_turn(PairKeys::steps(w), strips * score_turns) : 0,
       .lines = ahead.share(w.step / 2, w.step / kPair * strips * score_turns),
   };
 

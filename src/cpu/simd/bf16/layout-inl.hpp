@@ -186,8 +186,8 @@ HWY_INLINE Work open_work(const Piece& piece, Carver& carver) {
           .column_panels = static_cast<std::int32_t>(round_up(piece.shape.v_width, 2 * kPanel) / kPanel)};
 }
 
-// Row r of o[panel][column panel][16][16]. Of 32 columns the first panel has those of every other group of four, as
-// PairUp leaves them.
+// Row r of o[panel][column panel][16][16]. Of 32 columns the first panel has every other group of four, as pair_up
+// leaves them.
 HWY_INLINE void gather_panels(const Work& w, std::int32_t r, float* row) {
   const __m512i first = _mm512_set_epi32(23, 22, 21, 20, 7, 6, 5, 4, 19, 18, 17, 16, 3, 2, 1, 0);
   const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
