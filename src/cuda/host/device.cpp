@@ -54,15 +54,24 @@ DeviceInfo describe(int ordinal, const cudaDeviceProp& properties) {
 
 }  // namespace
 
-Gpu::Use::Use(int ordinal) {
-  if (cudaGetDevice(&before_) == cudaSuccess && before_ != ordinal) changed_ = cudaSetDevice(ordinal) == cudaSuccess;
+Gpu::Use::Use(int ordinal) : error_(cudaGetDevice(&before_)) {
+  if (error_ == cudaSuccess && before_ != ordinal) {
+    error_ = cudaSetDevice(ordinal);
+    changed_ = true;  // also where it failed: which device is current then is not told
+  }
 }
 Gpu::Use::~Use() {
   if (changed_) cudaSetDevice(before_);
 }
 
+cudaError_t Gpu::start() {
+  const Use use(ordinal_);
+  return use.error() != cudaSuccess ? use.error() : cudaFree(nullptr);
+}
+
 Result<void*> Gpu::allocate(std::size_t bytes, Memory where) {
   const Use use(ordinal_);
+  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
   void* memory = nullptr;
   const std::size_t some = bytes > 0 ? bytes : 1;
   const cudaError_t error =
@@ -83,6 +92,7 @@ void Gpu::release(void* memory, Memory where) noexcept {
 
 Result<std::size_t> Gpu::free_memory() {
   const Use use(ordinal_);
+  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
   std::size_t free = 0, total = 0;
   LATTE_RETURN_IF_CUDA_ERROR(cudaMemGetInfo(&free, &total), "the free memory");
   return free;
@@ -91,6 +101,7 @@ Result<std::size_t> Gpu::free_memory() {
 Status Gpu::copy(void* to, const void* from, std::size_t bytes, Copy direction, Stream stream) {
   if (bytes == 0) return {};
   const Use use(ordinal_);
+  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
   const cudaMemcpyKind kind = direction == Copy::to_device ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost;
   LATTE_RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(to, from, bytes, kind, as_stream(stream)), "a copy");
   return {};
@@ -99,12 +110,14 @@ Status Gpu::copy(void* to, const void* from, std::size_t bytes, Copy direction, 
 Status Gpu::clear(void* memory, std::size_t bytes, Stream stream) {
   if (bytes == 0) return {};
   const Use use(ordinal_);
+  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
   LATTE_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(memory, 0, bytes, as_stream(stream)), "zeros");
   return {};
 }
 
 Result<void*> Gpu::make_stream() {
   const Use use(ordinal_);
+  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
   cudaStream_t stream = nullptr;
   LATTE_RETURN_IF_CUDA_ERROR(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream");
   return static_cast<void*>(stream);
@@ -117,12 +130,14 @@ void Gpu::release_stream(void* stream) noexcept {
 
 Status Gpu::synchronize(Stream stream) {
   const Use use(ordinal_);
+  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
   LATTE_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(as_stream(stream)), "work without faults");
   return {};
 }
 
 Result<void*> Gpu::make_event(bool timed) {
   const Use use(ordinal_);
+  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
   cudaEvent_t event = nullptr;
   LATTE_RETURN_IF_CUDA_ERROR(cudaEventCreateWithFlags(&event, timed ? cudaEventDefault : cudaEventDisableTiming),
                              "an event");
@@ -136,12 +151,14 @@ void Gpu::release_event(void* event) noexcept {
 
 Status Gpu::record(void* event, Stream stream) {
   const Use use(ordinal_);
+  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
   LATTE_RETURN_IF_CUDA_ERROR(cudaEventRecord(static_cast<cudaEvent_t>(event), as_stream(stream)), "an event");
   return {};
 }
 
 Status Gpu::wait(void* event) {
   const Use use(ordinal_);
+  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
   // Another thread may be capturing a graph; asking an event that has nothing to do with it must not spoil that.
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   cudaThreadExchangeStreamCaptureMode(&mode);
@@ -157,6 +174,7 @@ Status Gpu::wait(void* event) {
 
 Result<double> Gpu::elapsed_us(void* begin, void* end) {
   const Use use(ordinal_);
+  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
   float milliseconds = 0;
   LATTE_RETURN_IF_CUDA_ERROR(cudaEventSynchronize(static_cast<cudaEvent_t>(end)), "work without faults");
   LATTE_RETURN_IF_CUDA_ERROR(
@@ -167,6 +185,7 @@ Result<double> Gpu::elapsed_us(void* begin, void* end) {
 
 Result<bool> Gpu::capturing(Stream stream) {
   const Use use(ordinal_);
+  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   LATTE_RETURN_IF_CUDA_ERROR(cudaStreamIsCapturing(as_stream(stream), &status), "the state of a stream");
   return status != cudaStreamCaptureStatusNone;
@@ -174,6 +193,7 @@ Result<bool> Gpu::capturing(Stream stream) {
 
 Status Gpu::begin_capture(Stream stream) {
   const Use use(ordinal_);
+  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
   LATTE_RETURN_IF_CUDA_ERROR(cudaStreamBeginCapture(as_stream(stream), cudaStreamCaptureModeThreadLocal),
                              "a stream that can be captured");
   return {};
@@ -181,6 +201,7 @@ Status Gpu::begin_capture(Stream stream) {
 
 Result<void*> Gpu::end_capture(Stream stream) {
   const Use use(ordinal_);
+  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
   cudaGraph_t graph = nullptr;
   LATTE_RETURN_IF_CUDA_ERROR(cudaStreamEndCapture(as_stream(stream), &graph), "a captured graph");
   cudaGraphExec_t executable = nullptr;
@@ -192,6 +213,7 @@ Result<void*> Gpu::end_capture(Stream stream) {
 
 Status Gpu::launch_graph(void* graph, Stream stream) {
   const Use use(ordinal_);
+  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
   LATTE_RETURN_IF_CUDA_ERROR(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), as_stream(stream)), "a graph launch");
   return {};
 }
@@ -221,7 +243,13 @@ Result<std::unique_ptr<Device>> open_device(std::int32_t ordinal) {
     return refuse("a GPU of compute capability 9.0 (Hopper)", std::string(properties.name) + " of " +
                                                                   std::to_string(properties.major) + "." +
                                                                   std::to_string(properties.minor));
-  return std::unique_ptr<Device>(new Gpu(ordinal, describe(ordinal, properties)));
+  auto gpu = std::make_unique<Gpu>(ordinal, describe(ordinal, properties));
+  // Another process may have it to itself, or nobody may use it.
+  if (const cudaError_t error = gpu->start(); error != cudaSuccess) {
+    cudaGetLastError();
+    return refuse("a GPU that takes work", std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
+  }
+  return Result<std::unique_ptr<Device>>(std::move(gpu));
 }
 
 }  // namespace latte::cuda

@@ -15,6 +15,7 @@ class Gpu final : public Device {
  public:
   Gpu(int ordinal, DeviceInfo info) : ordinal_(ordinal), info_(std::move(info)) {}
   const DeviceInfo& info() const override { return info_; }
+  cudaError_t start();  // makes the driver's state for this process, which all else needs
 
   Result<void*> allocate(std::size_t bytes, Memory where) override;
   void release(void* memory, Memory where) noexcept override;
@@ -54,17 +55,20 @@ class Gpu final : public Device {
   Result<Ceilings> measure_ceilings(bool fp8) override;
 
  private:
-  // Makes the device current for the calling thread, and undoes it.
+  // Makes the device current for the calling thread, and undoes it. Where that fails another one may be current, and
+  // nothing may be asked of it.
   class Use {
    public:
     explicit Use(int ordinal);
     ~Use();
     Use(const Use&) = delete;
     Use& operator=(const Use&) = delete;
+    cudaError_t error() const { return error_; }
 
    private:
     int before_ = 0;
     bool changed_ = false;
+    cudaError_t error_;
   };
 
   const int ordinal_;
