@@ -7,6 +7,7 @@
 
 #include "core/hashed_normal.hpp"
 #include "cuda/host/measure.hpp"
+#include "cuda/prim/launch.cuh"
 #include "cuda/prim/sync.cuh"
 #include "cuda/prim/wgmma.cuh"
 
@@ -110,12 +111,11 @@ struct Bench {
   }
   template <class Launch>
   cudaError_t seconds(Launch launch, double& result) {
-    cudaEventRecord(begin, stream);
-    launch();
-    if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
-    cudaEventRecord(end, stream);
+    cudaError_t error = cudaEventRecord(begin, stream);
+    if (error == cudaSuccess) error = launch();
+    if (error == cudaSuccess) error = cudaEventRecord(end, stream);
+    if (error == cudaSuccess) error = cudaEventSynchronize(end);
     float milliseconds = 0;
-    cudaError_t error = cudaEventSynchronize(end);
     if (error == cudaSuccess) error = cudaEventElapsedTime(&milliseconds, begin, end);
     result = static_cast<double>(milliseconds) * 1e-3;
     return error;
@@ -128,14 +128,16 @@ cudaError_t measure_reads(Bench& bench, int units, Ceilings& ceilings) {
   constexpr std::size_t kChunkBytes = std::size_t{kReadThreads} * kReadUnroll * sizeof(int4);
   const std::size_t bytes = std::min(kReadBytes, free / 2) / kChunkBytes * kChunkBytes;
   if (const cudaError_t error = cudaMalloc(&bench.memory, bytes + sizeof(int)); error != cudaSuccess) return error;
-  cudaMemsetAsync(bench.memory, 0, bytes, bench.stream);
+  if (const cudaError_t error = cudaMemsetAsync(bench.memory, 0, bytes, bench.stream); error != cudaSuccess)
+    return error;
   auto* sink = reinterpret_cast<int*>(static_cast<std::byte*>(bench.memory) + bytes);
   for (int pass = 0; pass < kReadPasses; ++pass) {
     double seconds = 0;
     const cudaError_t error = bench.seconds(
         [&] {
-          read_all<<<units * kReadBlocksPerUnit, kReadThreads, 0, bench.stream>>>(
-              static_cast<const int4*>(bench.memory), static_cast<std::int64_t>(bytes / sizeof(int4)), sink);
+          return prim::launch(read_all, static_cast<unsigned>(units * kReadBlocksPerUnit), kReadThreads, 0,
+                              bench.stream, static_cast<const int4*>(bench.memory),
+                              static_cast<std::int64_t>(bytes / sizeof(int4)), sink);
         },
         seconds);
     if (error != cudaSuccess) return error;
@@ -157,7 +159,10 @@ cudaError_t measure_products(Bench& bench, int units, Ceilings& ceilings) {
   for (int pass = 0; pass < kBurnPasses; ++pass) {
     double seconds = 0;
     cudaError_t error = bench.seconds(
-        [&] { multiply_registers<T><<<units, kBurnThreads, kSharedBytes, bench.stream>>>(kBurnRounds, clock, sink); },
+        [&] {
+          return prim::launch(multiply_registers<T>, static_cast<unsigned>(units), kBurnThreads, kSharedBytes,
+                              bench.stream, kBurnRounds, clock, sink);
+        },
         seconds);
     BurnClock measured{};
     if (error == cudaSuccess) error = cudaMemcpy(&measured, clock, sizeof measured, cudaMemcpyDeviceToHost);
