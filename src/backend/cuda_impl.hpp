@@ -180,6 +180,7 @@ class CudaStep final : public DecodeStep {
   const cuda::DecodeKernel kernel_;
   const std::int32_t workers_;  // that get work: one launch's size
   const bool may_overlap_;
+  bool plan_may_be_under_way_ = false;  // by a kernel, and no decode has waited for it
   StagedWords words_;
   DeviceBuffer workspace_;
   Findings findings_;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "backend/cuda_impl.hpp"
 #include "backend/errors.hpp"
@@ -97,6 +98,7 @@ Status CudaStep::publish(const Plan& plan, const StepLengths& lengths, Stream st
 
 Status CudaStep::plan_on_device(const DeviceLengths& lengths, Stream stream) {
   lengths_ = {.seq_lens = lengths.seq_lens, .query_start = lengths.query_start, .visible = lengths.visible};
+  plan_may_be_under_way_ = true;
   return device_.plan({.config = builder_.config,
                        .sizes = builder_.sizes,
                        .requests = lengths.requests,
@@ -147,7 +149,11 @@ Status CudaStep::run(const PlannedStep& step, const DecodeArgs& args) {
        .requests = on_device().plan.data() + kMetaRequests,
        .query_tokens = step.planned_on_device ? step.query_tokens() : call.query_tokens},
       args.stream));
-  return device_.decode(kernel_, call, workers_, may_overlap_ && args.overlap_previous, args.stream);
+  // The first call behind a plan that a kernel makes waits for that kernel, whatever the caller promises: with half of
+  // a plan thread blocks would wait for each other for ever.
+  const bool plan_is_older = !std::exchange(plan_may_be_under_way_, false);
+  const bool overlap = may_overlap_ && args.overlap_previous && plan_is_older;
+  return device_.decode(kernel_, call, workers_, overlap, args.stream);
 }
 
 }  // namespace latte::backend
