@@ -1,4 +1,7 @@
 // Equal bits: from run to run, from replay to replay, and for the batch-invariant policy across batches.
+#include <memory>
+#include <vector>
+
 #include <gtest/gtest.h>
 
 #include "tests/gpu/support.hpp"
@@ -41,25 +44,87 @@ TEST_F(GpuBits, AreTheSameFromRunToRunAndFromReplayToReplay) {
     }
 }
 
-// Launches that follow each other at once, and that fetch before their predecessor ends: the same buffers, so the same
-// bits.
+// Layers that follow each other at once, and that fetch before their predecessor ends: each has tensors of its own, all
+// have one plan and one workspace. With up to half of the workers two launches can be on the device at the same time.
 TEST_F(GpuBits, AreTheSameWhenLaunchesOverlap) {
-  for (std::int32_t heads : {4, 16, 128}) {
-    auto step = DeviceStep::make(backend(), DecodeBatch(mixed_batch(heads)), {}, kLimits);
+  constexpr std::size_t kLayers = 8;
+  for (std::int32_t workers : {0, 16, 66})
+    for (std::int32_t heads : {4, 12, 16, 128}) {
+      Limits limits = kLimits;
+      limits.workers = workers;
+      std::vector<std::unique_ptr<DeviceStep>> layers;
+      std::vector<std::vector<std::byte>> expected;
+      for (std::size_t i = 0; i < kLayers; ++i) {
+        DecodeCase c = mixed_batch(heads);
+        c.seed = i;
+        layers.push_back(DeviceStep::make(backend(), DecodeBatch(c), {}, limits));
+        ASSERT_TRUE(succeeded(layers[i]->run(backend(), stream())));
+        expected.push_back(layers[i]->batch.result_bits());
+      }
+      EXPECT_NE(expected[0], expected[1]);
+      const auto metadata = layers[0]->builder.build(0, layers[0]->batch.lengths(), stream()).value();
+      for (bool overlap : {false, true}) {
+        for (const auto& layer : layers) {
+          layer->batch.poison_outputs();
+          ASSERT_TRUE(succeeded(layer->device.upload_outputs(layer->batch)));
+        }
+        ASSERT_TRUE(succeeded(backend().synchronize(stream())));
+        for (const auto& layer : layers) {
+          DecodeArgs args = layer->args(stream());
+          args.overlap_previous = overlap;
+          ASSERT_TRUE(succeeded(decode(metadata, args)));
+        }
+        ASSERT_TRUE(succeeded(backend().synchronize(stream())));
+        for (std::size_t i = 0; i < kLayers; ++i) {
+          ASSERT_TRUE(succeeded(layers[i]->device.download_outputs(layers[i]->batch)));
+          EXPECT_EQ(layers[i]->batch.result_bits(), expected[i])
+              << "layer " << i << " heads " << heads << " workers " << workers << " overlap " << overlap;
+        }
+      }
+    }
+}
+
+// The kernel before writes the queries and lets decode start at once: first NaN, then what belongs there. It is the
+// cache's writer, to which query rows are tokens of a cache.
+TEST_F(GpuBits, AreTheSameWhenDecodeOverlapsTheWriteOfItsQueries) {
+  for (std::int32_t heads : {4, 12, 16, 64, 128}) {
+    auto step = DeviceStep::make(backend(), gpu_case({{1, 900}, {2, 300}, {1, 65}, {4, 130}}, heads));
     ASSERT_TRUE(succeeded(step->run(backend(), stream())));
-    const auto first = step->batch.result_bits();
-    const auto metadata = step->builder.build(0, step->batch.lengths(), stream()).value();
-    ASSERT_TRUE(succeeded(backend().synchronize(stream())));
+    const auto expected = step->batch.result_bits();
+
+    const ConstTensorView q = step->batch.args().q;
+    const std::int64_t tokens = q.shape[0], rows = tokens * heads;
+    std::vector<std::uint16_t> latent, rope;
+    std::vector<std::int64_t> slots;
+    for (std::int64_t row = 0; row < rows; ++row) {
+      const auto* from =
+          static_cast<const std::uint16_t*>(q.data) + row / heads * q.stride[0] + row % heads * q.stride[1];
+      latent.insert(latent.end(), from, from + 512);
+      rope.insert(rope.end(), from + 512, from + 576);
+      slots.push_back(row);
+    }
+    const DeviceMemory d_slots = upload(slots), d_latent = upload(latent), d_rope = upload(rope);
+    const DeviceMemory d_nan = upload(std::vector<std::uint16_t>(latent.size(), 0xffff));
+    const DeviceMemory written = upload(std::vector<std::uint16_t>(static_cast<std::size_t>(rows) * 576, 0xffff));
     DecodeArgs args = step->args(stream());
-    for (bool overlap : {false, true}) {
-      args.overlap_previous = overlap;
+    args.overlap_previous = true;
+    args.q = dense(written.data(), Dtype::bf16, {tokens, heads, 576});
+    const auto metadata = step->builder.build(0, step->batch.lengths(), stream()).value();
+    for (int repeat = 0; repeat < 10; ++repeat) {
       step->batch.poison_outputs();
       ASSERT_TRUE(succeeded(step->device.upload_outputs(step->batch)));
-      ASSERT_TRUE(succeeded(backend().synchronize()));
-      for (int repeat = 0; repeat < 20; ++repeat) ASSERT_TRUE(succeeded(decode(metadata, args)));
+      ASSERT_TRUE(succeeded(backend().synchronize(stream())));
+      for (const DeviceMemory* from : {&d_nan, &d_latent})
+        ASSERT_TRUE(succeeded(
+            write_kv(backend(), {.kv_c = dense(from->data(), Dtype::bf16, {rows, 512}),
+                                 .k_pe = dense(from == &d_nan ? d_nan.data() : d_rope.data(), Dtype::bf16, {rows, 64}),
+                                 .slot_mapping = {reinterpret_cast<const std::int64_t*>(d_slots.data()), slots.size()},
+                                 .kv_cache = dense(written.data(), Dtype::bf16, {rows, 1, 576}),
+                                 .stream = stream()})));
+      ASSERT_TRUE(succeeded(decode(metadata, args)));
       ASSERT_TRUE(succeeded(backend().synchronize(stream())));
       ASSERT_TRUE(succeeded(step->device.download_outputs(step->batch)));
-      EXPECT_EQ(step->batch.result_bits(), first) << "overlap " << overlap;
+      ASSERT_EQ(step->batch.result_bits(), expected) << "heads " << heads;
     }
   }
 }
@@ -86,14 +151,8 @@ TEST_F(GpuBits, AreTheSameWhenDecodeOverlapsTheWriteOfItsTokens) {
           latent.insert(latent.end(), token, token + 512);
           rope.insert(rope.end(), token + 512, token + 576);
         }
-      const auto copy = [&](const auto& values) {
-        auto memory = DeviceMemory::allocate(backend(), values.size() * sizeof(values[0])).value();
-        EXPECT_TRUE(
-            succeeded(copy_to_device(backend(), memory.data(), values.data(), values.size() * sizeof(values[0]))));
-        return memory;
-      };
-      const DeviceMemory d_slots = copy(slots), d_latent = copy(latent), d_rope = copy(rope);
-      const DeviceMemory d_nan = copy(std::vector<std::uint16_t>(latent.size(), 0xffff));
+      const DeviceMemory d_slots = upload(slots), d_latent = upload(latent), d_rope = upload(rope);
+      const DeviceMemory d_nan = upload(std::vector<std::uint16_t>(latent.size(), 0xffff));
       const auto tokens = static_cast<std::int64_t>(slots.size());
       DecodeArgs args = step->args(stream());
       args.overlap_previous = true;
@@ -108,6 +167,9 @@ TEST_F(GpuBits, AreTheSameWhenDecodeOverlapsTheWriteOfItsTokens) {
       const auto metadata = step->builder.build(0, step->batch.lengths(), stream()).value();
       ASSERT_TRUE(succeeded(backend().synchronize(stream())));
       for (int repeat = 0; repeat < 10; ++repeat) {
+        step->batch.poison_outputs();
+        ASSERT_TRUE(succeeded(step->device.upload_outputs(step->batch)));
+        ASSERT_TRUE(succeeded(backend().synchronize(stream())));
         for (const DeviceMemory* from : {&d_nan, &d_latent}) {
           write.kv_c = dense(from->data(), Dtype::bf16, {tokens, 512});
           write.k_pe = dense(from == &d_nan ? d_nan.data() : d_rope.data(), Dtype::bf16, {tokens, 64});
@@ -135,7 +197,7 @@ TEST_F(GpuBits, OfBatchInvariantStepsDoNotDependOnNeighboursOrderOrPadding) {
   constexpr std::int32_t kPad = DecodeBatch::kPadding;
   const std::vector<std::vector<std::int32_t>> orders = {
       {0}, {1}, {2}, {3}, {4}, {5}, {6}, {6, 5, 4, 3, 2, 1, 0}, {kPad, 5, kPad, 0, 1, kPad}, {5, 5, 5, 2, 6, 6}};
-  for (std::int32_t heads : {5, 16, 64})
+  for (std::int32_t heads : {4, 5, 12, 16, 64})  // swapped16, 32, 48, plain and pairs
     for (std::int32_t chunk : {0, 256}) {
       const BuilderOptions options{.policy = Policy::batch_invariant(chunk)};
       auto whole = DeviceStep::make(backend(), DecodeBatch(mixed_batch(heads)), options, kLimits);
@@ -154,7 +216,7 @@ TEST_F(GpuBits, OfBatchInvariantStepsDoNotDependOnNeighboursOrderOrPadding) {
 }
 
 TEST_F(GpuBits, OfBatchInvariantStepsDoNotDependOnTheNumberOfWorkers) {
-  for (std::int32_t heads : {16, 64}) {
+  for (std::int32_t heads : {4, 5, 12, 16, 64}) {
     std::vector<std::byte> expected;
     for (std::int32_t workers : {0, 2, 5, 64, 131}) {
       Limits limits = kLimits;

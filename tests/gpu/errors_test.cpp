@@ -51,6 +51,9 @@ TEST_F(GpuErrors, EveryBrokenCallNamesItsField) {
   };
   auto step = DeviceStep::make(backend(), gpu_case({{1, 200}, {2, 70}}, 16));
   const auto metadata = step->builder.build(0, step->batch.lengths(), stream()).value();
+  step->batch.poison_outputs();
+  const auto poison = step->batch.result_bits();
+  ASSERT_TRUE(succeeded(step->device.upload_outputs(step->batch)));
   for (const auto& broken : cases) {
     SCOPED_TRACE(broken.name);
     DecodeArgs args = step->args(stream());
@@ -59,6 +62,9 @@ TEST_F(GpuErrors, EveryBrokenCallNamesItsField) {
     EXPECT_STREQ(code_name(status.code()), code_name(broken.code)) << status.message();
     EXPECT_EQ(status.field(), broken.field) << status.message();
   }
+  EXPECT_TRUE(succeeded(backend().synchronize(stream())));
+  EXPECT_TRUE(succeeded(step->device.download_outputs(step->batch)));
+  EXPECT_EQ(step->batch.result_bits(), poison) << "a broken call has written something";
   EXPECT_TRUE(succeeded(decode(metadata, step->args(stream()))));
   EXPECT_TRUE(succeeded(backend().synchronize(stream())));
 }

@@ -32,7 +32,8 @@ void expect_untouched_from(const DecodeBatch& batch, std::int64_t token) {
     }
 }
 
-// Planning and three layers in one graph. Each layer has its own cache and outputs.
+// Planning and three layers in one graph. Each layer has its own cache and outputs, and asks to overlap the launch
+// before it; the first one waits for the plan all the same.
 TEST_F(GpuGraph, CapturedOnceServesStepsOfOtherLengths) {
   for (std::int32_t heads : {3, 16, 64, 128}) {
     std::vector<std::unique_ptr<DeviceStep>> layers;
@@ -46,8 +47,11 @@ TEST_F(GpuGraph, CapturedOnceServesStepsOfOtherLengths) {
     const Result<Graph> graph = Graph::capture(backend(), stream(), [&]() -> Status {
       const auto metadata = first.builder.build_on_device(0, lengths, stream());
       if (!metadata) return metadata.status();
-      for (const auto& layer : layers)
-        if (Status status = decode(*metadata, layer->args(stream())); !status) return status;
+      for (const auto& layer : layers) {
+        DecodeArgs args = layer->args(stream());
+        args.overlap_previous = true;
+        if (Status status = decode(*metadata, args); !status) return status;
+      }
       return {};
     });
     ASSERT_TRUE(succeeded(graph.status()));
@@ -185,23 +189,34 @@ TEST_F(GpuGraph, HostPlansAreRefusedWhileTheStreamIsCaptured) {
   EXPECT_TRUE(succeeded(step->run(backend(), stream()))) << "the stream works again";
 }
 
-// Every launch wants all multiprocessors at once; two streams of them must take turns and end.
+// Launches that want all multiprocessors at once must take turns and end; those of 60 workers run side by side. One
+// kernel in both streams, or one that runs in clusters beside one that does not.
 TEST_F(GpuStreams, TwoAtOnceNeitherHangNorDisturbEachOther) {
   constexpr int kRounds = 40;
   const OwnedStream other = OwnedStream::create(backend()).value();
   const Stream streams[] = {stream(), other.get()};
-  const DecodeCase shapes[] = {gpu_case({{1, 3000}, {2, 500}, {1, 64}}, 16),
-                               gpu_case({{1, 2000}, {1, 90}, {3, 333}}, 128)};
-  for (const DecodeCase& shape : shapes) {
+  const DecodeCase few = gpu_case({{1, 3000}, {2, 500}, {1, 64}}, 16),
+                   many = gpu_case({{1, 2000}, {1, 90}, {3, 333}}, 128);
+  const struct {
+    const DecodeCase* shapes[2];
+    std::int32_t workers;
+  } runs[] = {{{&few, &few}, 0},    {{&many, &many}, 0}, {{&few, &few}, 60},
+              {{&many, &many}, 60}, {{&few, &many}, 60}, {{&few, &many}, 0}};
+  for (const auto& run : runs) {
     std::vector<std::unique_ptr<DeviceStep>> steps;
     std::vector<std::vector<std::byte>> expected;
-    for (int i = 0; i < 2; ++i) {
-      DecodeCase c = shape;
-      c.seed = 7 + static_cast<std::uint64_t>(i);
-      steps.push_back(DeviceStep::make(backend(), c, {.slots = 2}));
+    for (std::size_t i = 0; i < 2; ++i) {
+      DecodeCase c = *run.shapes[i];
+      c.seed = 7 + i;
+      Limits limits = c.limits();
+      limits.workers = run.workers;
+      steps.push_back(DeviceStep::make(backend(), DecodeBatch(c), {.slots = 2}, limits));
       ASSERT_TRUE(succeeded(steps.back()->run(backend(), streams[i])));
       expected.push_back(steps.back()->batch.result_bits());
+      steps.back()->batch.poison_outputs();
+      ASSERT_TRUE(succeeded(steps.back()->device.upload_outputs(steps.back()->batch)));
     }
+    ASSERT_TRUE(succeeded(backend().synchronize()));
     for (int n = 0; n < kRounds; ++n)
       for (std::size_t i = 0; i < 2; ++i) {
         const auto metadata = steps[i]->builder.build(n % 2, steps[i]->batch.lengths(), streams[i]);
@@ -214,7 +229,7 @@ TEST_F(GpuStreams, TwoAtOnceNeitherHangNorDisturbEachOther) {
     for (std::size_t i = 0; i < 2; ++i) {
       ASSERT_TRUE(succeeded(backend().synchronize(streams[i])));
       ASSERT_TRUE(succeeded(steps[i]->device.download_outputs(steps[i]->batch)));
-      EXPECT_EQ(steps[i]->batch.result_bits(), expected[i]);
+      EXPECT_EQ(steps[i]->batch.result_bits(), expected[i]) << "stream " << i << " workers " << run.workers;
     }
   }
 }

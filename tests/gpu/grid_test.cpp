@@ -158,8 +158,11 @@ TEST_F(GpuDecode, SplitTilesKeepTheRangeOfTheCache) {
 // The pages of an ordinary batch, spread over a cache whose element offsets pass 2^32.
 TEST_F(GpuDecode, PagesBeyondTwoToThe32ElementsAreFound) {
   constexpr std::int64_t kElements = (std::int64_t{1} << 32) + (std::int64_t{1} << 28);
-  for (std::int32_t page_size : {16, 7}) {
-    PreparedCase prepared(gpu_case({{1, 300}, {2, 70}, {1, 16}}, 4, page_size));
+  const struct {
+    std::int32_t heads, page_size;
+  } shapes[] = {{4, 16}, {4, 7}, {32, 16}, {32, 7}, {64, 16}, {64, 7}};  // swapped16, plain and pairs
+  for (const auto [heads, page_size] : shapes) {
+    PreparedCase prepared(gpu_case({{1, 300}, {2, 70}, {1, 16}}, heads, page_size));
     DecodeBatch& batch = prepared.batch;
     const DecodeCase& c = batch.description();
     const DecodeArgs host = batch.args();

@@ -63,19 +63,6 @@ TEST_F(GpuPrefillFp8, BuilderMetadataAndChoiceSayWhatRunsAndWhy) {
     }
 }
 
-// Lengths only change the splits: whatever the step, the choice is that of the problem.
-TEST_F(GpuPrefillFp8, ChoiceDoesNotDependOnTheStep) {
-  const PrefillCase c = fp8_case(PrefillMath::automatic, {{300, 1000}, {300, 1000}}, 2);
-  auto builder = PrefillBuilder::create(backend(), c.problem(), c.limits()).value();
-  for (std::int32_t length : {0, 1, 300}) {
-    const std::int32_t starts[] = {0, length, 2 * length};
-    const auto metadata = builder.build(0, {.query_start = starts, .kv_start = starts}, stream());
-    ASSERT_TRUE(succeeded(metadata.status()));
-    EXPECT_EQ(metadata->math(), builder.math());
-    EXPECT_STREQ(metadata->kernel(), builder.kernel());
-  }
-}
-
 TEST_F(GpuPrefillFp8, IsNoFurtherFromTheTruthThanThePeer) {
   for (ScaleForm form : {ScaleForm::value, ScaleForm::per_head})
     for (bool outliers : {false, true}) {

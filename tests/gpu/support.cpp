@@ -1,11 +1,13 @@
 #include "tests/gpu/support.hpp"
 
+#include <cstdlib>
 #include <utility>
 
 namespace latte::testkit {
 
 void OnGpu::SetUp() {
   auto opened = Backend::open({.name = "cuda"});
+  if (!opened && std::getenv("LATTE_REQUIRE_GPU") != nullptr) FAIL() << opened.status().message();
   if (!opened) GTEST_SKIP() << opened.status().message();
   backend_ = *opened;
   stream_.emplace(OwnedStream::create(*backend_).value());

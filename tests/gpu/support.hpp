@@ -24,7 +24,7 @@ DeviceMemory upload(const Backend& backend, const std::vector<T>& values) {
   return memory;
 }
 
-// Skips its tests where the cuda backend cannot be opened.
+// Skips its tests where the cuda backend cannot be opened, or fails them if LATTE_REQUIRE_GPU is set.
 class OnGpu : public ::testing::Test {
  protected:
   void SetUp() override;
