@@ -315,15 +315,15 @@ class TileMerge {
   std::uint32_t* arrived_;
 };
 
-// Joins this thread block's slices of the tiles it has a piece of, but for those at seams. The stages are free by then.
+// Joins this thread block's slices of the tiles that its records [begin, end) are pieces of. The stages are free by
+// then.
 template <class Config, class Order, int kStages>
-__device__ void merge_all(const KernelCall& call, const Share& share, std::byte (&stages)[kStages][Config::kStageBytes],
-                          Meeting& meet) {
+__device__ void merge_slices(const KernelCall& call, const Share& share, std::int32_t begin, std::int32_t end,
+                             std::byte (&stages)[kStages][Config::kStageBytes], Meeting& meet) {
   static_assert(TileMerge<Config, Order>::kScratchBytes <= sizeof(stages));
-  for (std::int32_t i = share.begin; i < share.end; ++i) {
+  for (std::int32_t i = begin; i < end; ++i) {
     const Piece piece = share.piece(i);
-    if (piece.rows > 0 && piece.split() && seam<Config>(call, piece, share, i) == Seam::none)
-      TileMerge<Config, Order>(call, piece, share).run(stages[0], meet);
+    if (piece.rows > 0 && piece.split()) TileMerge<Config, Order>(call, piece, share).run(stages[0], meet);
   }
 }
 

@@ -56,7 +56,8 @@ struct alignas(1024) Storage {
   float factor[kStages][Config::kRows];  // what a block did to a row's reference: 2^(old - new)
   std::int32_t moved[kStages][4];        // whether any of a warp's rows did
   RowResult results[kSums][Config::kRows];
-  bool any_slice;  // whether this thread block joins a slice of some tile
+  bool any_slice;                     // whether this thread block joins a slice of some tile
+  bool begins_at_seam, ends_at_seam;  // its share does
   prim::Barrier kv_full[kStages][Config::kParts], kv_empty[kStages], p_full[kStages];
   prim::Barrier sums_full[kSums], sums_empty[kSums], met;
   prim::Barrier first_query, fetched;
@@ -389,7 +390,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   auto& s = *reinterpret_cast<Storage<Config>*>(shared);
   if (threadIdx.x == 0) {
     prim::prefetch_map(map);
-    s.any_slice = false;
+    s.any_slice = s.begins_at_seam = s.ends_at_seam = false;
     for (int stage = 0; stage < kStages; ++stage) {
       s.kv_full[stage][0].init(kThreadsLoad ? kWarpgroup : 1);
       s.kv_empty[stage].init(2 * kWarpgroup);
@@ -430,7 +431,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     prim::grow_registers<kValueRegisters>();
     Values<Config> values(s);
-    bool before_seam = false;
     for (std::int32_t i = share.begin; i < share.end; ++i) {
       {
         const Piece piece = share.piece(i);
@@ -439,21 +439,22 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
       const Piece piece = share.piece(i);
       const Seam here = seam<Config>(call, piece, share, i);
-      before_seam = here == Seam::before;
-      if (before_seam) SeamRoom<Config>(s.kv).fetch_second(call, piece, share, s.fetched);
-      values.store(Sink(call, piece), before_seam);
-      if (!piece.split() || before_seam) continue;
-      if (threadIdx.x == kWarpgroup && here == Seam::none) s.any_slice = true;
+      if (threadIdx.x == kWarpgroup && piece.split())
+        (here == Seam::none ? s.any_slice : here == Seam::before ? s.ends_at_seam : s.begins_at_seam) = true;
+      if (here == Seam::before) SeamRoom<Config>(s.kv).fetch_second(call, piece, share, s.fetched);
+      values.store(Sink(call, piece), here == Seam::before);
+      if (!piece.split() || here == Seam::before) continue;
       merge_sync();
       announce(call, piece, share);
     }
     Meeting meet{s.met};
-    if (before_seam) {
+    if (s.ends_at_seam) {
       s.fetched.wait(0);
       meet();
       SeamRoom<Config>(s.kv).store_sum(Sink(call, share.piece(share.end - 1)));
     }
-    if (s.any_slice) merge_all<Config, AsHeld>(call, share, s.kv, meet);
+    if (s.any_slice)
+      merge_slices<Config, AsHeld>(call, share, share.begin + s.begins_at_seam, share.end - s.ends_at_seam, s.kv, meet);
   }
 }
 

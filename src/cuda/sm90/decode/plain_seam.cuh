@@ -7,27 +7,6 @@
 
 namespace latte::cuda::sm90::plain {
 
-// Two partials of a row, one side's values. What comes out has the bits that Joined gives it, as elsewhere a tile of
-// two pieces is joined in slices.
-struct SumOfTwo {
-  float first, second;  // what the values of each are multiplied by
-  RowResult result;
-
-  __device__ SumOfTwo(const Tail& a, const Tail& b, int side) {
-    const float highest = fmaxf(a.lse_log2, b.lse_log2), base = usable(highest);
-    const float weights[2] = {exp2_fast(a.lse_log2 - base), exp2_fast(b.lse_log2 - base)};
-    result = RowResult(highest, weights[0] + weights[1]);
-    first = weights[0] * (side == 0 ? a.scale[0] : a.scale[1]);
-    second = weights[1] * (side == 0 ? b.scale[0] : b.scale[1]);
-  }
-  // Of two values each. A product added to zero is not quite a product: it is never -0.
-  __device__ float2 operator()(std::uint32_t a, std::uint32_t b) const {
-    const float2 x = unpack<__half>(a), y = unpack<__half>(b);
-    return make_float2(__fmaf_rn(y.x, second, __fmaf_rn(x.x, first, 0.0f)),
-                       __fmaf_rn(y.y, second, __fmaf_rn(x.y, first, 0.0f)));
-  }
-};
-
 // Where they are joined: in place of the stages, which are free behind a share's last piece.
 //   values of the first | of the second | tails of the first | of the second
 template <class Config>
@@ -73,16 +52,24 @@ struct SeamRoom {
     const Row a = first(), b = second();
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x) - kWarpgroup; i < sink.rows() * Row::kVectors; i += kMergeThreads) {
-      const int r = i / Row::kVectors, v = i % Row::kVectors;
-      const SumOfTwo sum(a.tail[r], b.tail[r], v / (Row::kVectors / 2));
-      const uint4 x = a.values[i], y = b.values[i];
-      const float2 pairs[4] = {sum(x.x, y.x), sum(x.y, y.y), sum(x.z, y.z), sum(x.w, y.w)};
-      const auto& values = reinterpret_cast<const float(&)[8]>(pairs);
+      const int r = i / Row::kVectors, v = i % Row::kVectors, side = v / (Row::kVectors / 2);
+      // As slices are joined elsewhere, so that a row's bits do not tell which it was.
+      const Tail tails[2] = {a.tail[r], b.tail[r]};
+      const Words<Row::kVector> words[2] = {a.values[i], b.values[i]};
+      Joined<Row::kVector> sum;
+      const float base = sum.raise({tails[0].lse_log2, tails[1].lse_log2});
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        const float weight = exp2_fast(tails[k].lse_log2 - base);
+        sum.sum += weight;
+        sum.add(words[k], weight * (side == 0 ? tails[k].scale[0] : tails[k].scale[1]));
+      }
+      const RowResult result(sum.reference, sum.sum);
       std::byte* const row = sink.row(r);
       sink.with_type([&](auto element) {
-        AsHeld::put_exchanged(reinterpret_cast<decltype(element)*>(row), v / 4 * 32, v, values, sum.result.inverse);
+        AsHeld::put_exchanged(reinterpret_cast<decltype(element)*>(row), v / 4 * 32, v, sum.value, result.inverse);
       });
-      if (v == 0) sink.put_lse(r, sum.result.lse());
+      if (v == 0) sink.put_lse(r, result.lse());
     }
   }
 };

@@ -391,7 +391,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       merge_sync();  // the partial is stored
       announce(call, piece, share);
     }
-    if (any_split) merge_all<Config, AsHeld<Config>>(call, share, s.kv, consumer.meeting());
+    if (any_split) merge_slices<Config, AsHeld<Config>>(call, share, share.begin, share.end, s.kv, consumer.meeting());
   }
 }
 
