@@ -9,7 +9,7 @@
  *
  * Errors. Every call returns a latte_code and, where `error` is not NULL, fills it in: which field, what was expected,
  * what came. Nothing throws, prints, or ends the process. On an error no output is touched, except that a handle to be
- * opened or created becomes NULL.
+ * opened or created becomes NULL. Compilers warn where a code is dropped, but for those of close and destroy.
  *
  * Handles. One thread at a time per builder slot and per workspace; everything else may be shared between threads.
  * Strings that the library returns live as long as the handle they were asked from. */
@@ -22,8 +22,10 @@
 
 #if defined(__GNUC__)
 #define LATTE_API __attribute__((visibility("default")))
+#define LATTE_NODISCARD __attribute__((warn_unused_result))
 #else
 #define LATTE_API
+#define LATTE_NODISCARD
 #endif
 
 #ifdef __cplusplus
@@ -122,20 +124,22 @@ typedef struct latte_ceilings {
   { sizeof(latte_ceilings), 0, 0.0, 0.0 }
 
 /* options may be NULL. */
-LATTE_API latte_code latte_backend_open(const latte_backend_options* options, latte_backend** backend,
-                                        latte_error* error);
+LATTE_API LATTE_NODISCARD latte_code latte_backend_open(const latte_backend_options* options, latte_backend** backend,
+                                                        latte_error* error);
 /* Builders made on the backend stay valid. NULL is fine. */
 LATTE_API latte_code latte_backend_close(latte_backend* backend, latte_error* error);
-LATTE_API latte_code latte_backend_info(const latte_backend* backend, latte_machine_info* info, latte_error* error);
+LATTE_API LATTE_NODISCARD latte_code latte_backend_info(const latte_backend* backend, latte_machine_info* info,
+                                                        latte_error* error);
 /* index in [0, kernel_count). cpu: best first; cuda: those for the smallest tiles first. */
-LATTE_API latte_code latte_backend_kernel(const latte_backend* backend, int32_t index, latte_kernel_info* info,
-                                          latte_error* error);
+LATTE_API LATTE_NODISCARD latte_code latte_backend_kernel(const latte_backend* backend, int32_t index,
+                                                          latte_kernel_info* info, latte_error* error);
 /* Waits until everything queued in the stream is done, and tells what went wrong on the device since it was last asked:
  * faults, and what the validation kernels of this backend's builders found. */
-LATTE_API latte_code latte_backend_synchronize(const latte_backend* backend, void* stream, latte_error* error);
+LATTE_API LATTE_NODISCARD latte_code latte_backend_synchronize(const latte_backend* backend, void* stream,
+                                                               latte_error* error);
 /* Runs for about a second on the backend's threads or device. */
-LATTE_API latte_code latte_backend_measure_ceilings(const latte_backend* backend, const char* kernel,
-                                                    latte_ceilings* ceilings, latte_error* error);
+LATTE_API LATTE_NODISCARD latte_code latte_backend_measure_ceilings(const latte_backend* backend, const char* kernel,
+                                                                    latte_ceilings* ceilings, latte_error* error);
 
 /* ---- what stays the same from step to step ---- */
 
@@ -178,8 +182,8 @@ typedef struct latte_support {
   }
 
 /* LATTE_OK whenever the question was answered, with yes or no. */
-LATTE_API latte_code latte_backend_supports(const latte_backend* backend, const latte_problem* problem,
-                                            latte_support* support, latte_error* error);
+LATTE_API LATTE_NODISCARD latte_code latte_backend_supports(const latte_backend* backend, const latte_problem* problem,
+                                                            latte_support* support, latte_error* error);
 
 typedef struct latte_support_row {
   uint32_t size;
@@ -192,8 +196,8 @@ typedef struct latte_support_row {
   { sizeof(latte_support_row), 0, NULL, NULL, NULL }
 
 /* The support table of this build, row by row. */
-LATTE_API latte_code latte_support_table_rows(int32_t* count, latte_error* error);
-LATTE_API latte_code latte_support_table_row(int32_t index, latte_support_row* row, latte_error* error);
+LATTE_API LATTE_NODISCARD latte_code latte_support_table_rows(int32_t* count, latte_error* error);
+LATTE_API LATTE_NODISCARD latte_code latte_support_table_row(int32_t index, latte_support_row* row, latte_error* error);
 
 /* ---- planning a step ---- */
 
@@ -305,28 +309,34 @@ typedef struct latte_plan {
 
 /* What a builder made with the same arguments needs: `plan` for its options' plan_memory, and `workspace` for one slot
  * where own_workspace is 0. Both are live in every phase until the caller says otherwise. options may be NULL. */
-LATTE_API latte_code latte_builder_needs(const latte_backend* backend, const latte_problem* problem,
-                                         const latte_limits* limits, const latte_builder_options* options,
-                                         latte_workspace_need* plan, latte_workspace_need* workspace,
-                                         latte_error* error);
+LATTE_API LATTE_NODISCARD latte_code latte_builder_needs(const latte_backend* backend, const latte_problem* problem,
+                                                         const latte_limits* limits,
+                                                         const latte_builder_options* options,
+                                                         latte_workspace_need* plan, latte_workspace_need* workspace,
+                                                         latte_error* error);
 /* options may be NULL. */
-LATTE_API latte_code latte_builder_create(const latte_backend* backend, const latte_problem* problem,
-                                          const latte_limits* limits, const latte_builder_options* options,
-                                          latte_builder** builder, latte_error* error);
+LATTE_API LATTE_NODISCARD latte_code latte_builder_create(const latte_backend* backend, const latte_problem* problem,
+                                                          const latte_limits* limits,
+                                                          const latte_builder_options* options, latte_builder** builder,
+                                                          latte_error* error);
 /* NULL is fine. */
 LATTE_API latte_code latte_builder_destroy(latte_builder* builder, latte_error* error);
-LATTE_API latte_code latte_builder_get_info(const latte_builder* builder, latte_builder_info* info, latte_error* error);
+LATTE_API LATTE_NODISCARD latte_code latte_builder_get_info(const latte_builder* builder, latte_builder_info* info,
+                                                            latte_error* error);
 /* Allocates nothing unless it fails; lengths that are refused leave the slot's last step valid. */
-LATTE_API latte_code latte_builder_build(latte_builder* builder, int32_t slot, const latte_lengths* lengths,
-                                         latte_metadata* metadata, latte_error* error);
+LATTE_API LATTE_NODISCARD latte_code latte_builder_build(latte_builder* builder, int32_t slot,
+                                                         const latte_lengths* lengths, latte_metadata* metadata,
+                                                         latte_error* error);
 /* Plans on the device, in the stream: can be captured in a graph. latte_metadata_plan shows an empty plan for it. */
-LATTE_API latte_code latte_builder_build_on_device(latte_builder* builder, int32_t slot,
-                                                   const latte_device_lengths* lengths, latte_metadata* metadata,
-                                                   latte_error* error);
+LATTE_API LATTE_NODISCARD latte_code latte_builder_build_on_device(latte_builder* builder, int32_t slot,
+                                                                   const latte_device_lengths* lengths,
+                                                                   latte_metadata* metadata, latte_error* error);
 /* cuda: once for a workspace of the caller's, before its first use, and again after anyone else wrote to it. */
-LATTE_API latte_code latte_builder_init_workspace(const latte_builder* builder, void* workspace,
-                                                  uint64_t workspace_bytes, void* stream, latte_error* error);
-LATTE_API latte_code latte_metadata_plan(const latte_metadata* metadata, latte_plan* plan, latte_error* error);
+LATTE_API LATTE_NODISCARD latte_code latte_builder_init_workspace(const latte_builder* builder, void* workspace,
+                                                                  uint64_t workspace_bytes, void* stream,
+                                                                  latte_error* error);
+LATTE_API LATTE_NODISCARD latte_code latte_metadata_plan(const latte_metadata* metadata, latte_plan* plan,
+                                                         latte_error* error);
 
 /* ---- tensors and operations ---- */
 
@@ -397,7 +407,8 @@ static inline latte_decode_args latte_decode_args_init(void) {
  * other nor what the call reads is the caller's to see to. A captured call serves the steps built into its slot later,
  * if all are built the same way (on the device from the same arrays, with no more query tokens), it had query tokens,
  * all or none of them have `visible`, and the page table has a row for each request of the largest. */
-LATTE_API latte_code latte_decode(const latte_metadata* metadata, const latte_decode_args* args, latte_error* error);
+LATTE_API LATTE_NODISCARD latte_code latte_decode(const latte_metadata* metadata, const latte_decode_args* args,
+                                                  latte_error* error);
 
 typedef struct latte_partial {
   latte_tensor out; /* [T, H, latent], normalised */
@@ -419,7 +430,8 @@ static inline latte_merge_args latte_merge_args_init(void) {
   return args;
 }
 
-LATTE_API latte_code latte_merge(const latte_backend* backend, const latte_merge_args* args, latte_error* error);
+LATTE_API LATTE_NODISCARD latte_code latte_merge(const latte_backend* backend, const latte_merge_args* args,
+                                                 latte_error* error);
 
 typedef struct latte_write_kv_args {
   uint32_t size;
@@ -442,7 +454,8 @@ static inline latte_write_kv_args latte_write_kv_args_init(void) {
   return args;
 }
 
-LATTE_API latte_code latte_write_kv(const latte_backend* backend, const latte_write_kv_args* args, latte_error* error);
+LATTE_API LATTE_NODISCARD latte_code latte_write_kv(const latte_backend* backend, const latte_write_kv_args* args,
+                                                    latte_error* error);
 
 typedef struct latte_gather_kv_args {
   uint32_t size;
@@ -476,8 +489,8 @@ static inline latte_gather_kv_args latte_gather_kv_args_init(void) {
 }
 
 /* Copies tokens of a paged cache to dense rows, fp8 ones multiplied out. */
-LATTE_API latte_code latte_gather_kv(const latte_backend* backend, const latte_gather_kv_args* args,
-                                     latte_error* error);
+LATTE_API LATTE_NODISCARD latte_code latte_gather_kv(const latte_backend* backend, const latte_gather_kv_args* args,
+                                                     latte_error* error);
 
 /* ---- prefill: expanded keys and values, one K and V a head; latte/prefill.hpp says more ---- */
 
@@ -511,8 +524,9 @@ typedef struct latte_prefill_problem {
   { sizeof(latte_prefill_problem), 0, 192, 128, LATTE_BF16, LATTE_BF16, LATTE_MASK_CAUSAL, LATTE_MATH_AUTOMATIC, NULL }
 
 /* LATTE_OK whenever the question was answered, with yes or no. */
-LATTE_API latte_code latte_backend_supports_prefill(const latte_backend* backend, const latte_prefill_problem* problem,
-                                                    latte_support* support, latte_error* error);
+LATTE_API LATTE_NODISCARD latte_code latte_backend_supports_prefill(const latte_backend* backend,
+                                                                    const latte_prefill_problem* problem,
+                                                                    latte_support* support, latte_error* error);
 
 typedef struct latte_prefill_builder latte_prefill_builder;
 
@@ -563,28 +577,34 @@ typedef struct latte_prefill_metadata {
   { sizeof(latte_prefill_metadata), 0, NULL, 0 }
 
 /* As latte_builder_needs. */
-LATTE_API latte_code latte_prefill_builder_needs(const latte_backend* backend, const latte_prefill_problem* problem,
-                                                 const latte_limits* limits, const latte_builder_options* options,
-                                                 latte_workspace_need* plan, latte_workspace_need* workspace,
-                                                 latte_error* error);
+LATTE_API LATTE_NODISCARD latte_code latte_prefill_builder_needs(const latte_backend* backend,
+                                                                 const latte_prefill_problem* problem,
+                                                                 const latte_limits* limits,
+                                                                 const latte_builder_options* options,
+                                                                 latte_workspace_need* plan,
+                                                                 latte_workspace_need* workspace, latte_error* error);
 /* options may be NULL. */
-LATTE_API latte_code latte_prefill_builder_create(const latte_backend* backend, const latte_prefill_problem* problem,
-                                                  const latte_limits* limits, const latte_builder_options* options,
-                                                  latte_prefill_builder** builder, latte_error* error);
+LATTE_API LATTE_NODISCARD latte_code latte_prefill_builder_create(const latte_backend* backend,
+                                                                  const latte_prefill_problem* problem,
+                                                                  const latte_limits* limits,
+                                                                  const latte_builder_options* options,
+                                                                  latte_prefill_builder** builder, latte_error* error);
 /* NULL is fine. */
 LATTE_API latte_code latte_prefill_builder_destroy(latte_prefill_builder* builder, latte_error* error);
-LATTE_API latte_code latte_prefill_builder_get_info(const latte_prefill_builder* builder,
-                                                    latte_prefill_builder_info* info, latte_error* error);
+LATTE_API LATTE_NODISCARD latte_code latte_prefill_builder_get_info(const latte_prefill_builder* builder,
+                                                                    latte_prefill_builder_info* info,
+                                                                    latte_error* error);
 /* Allocates nothing unless it fails; lengths that are refused leave the slot's last step valid. */
-LATTE_API latte_code latte_prefill_builder_build(latte_prefill_builder* builder, int32_t slot,
-                                                 const latte_prefill_lengths* lengths, latte_prefill_metadata* metadata,
-                                                 latte_error* error);
+LATTE_API LATTE_NODISCARD latte_code latte_prefill_builder_build(latte_prefill_builder* builder, int32_t slot,
+                                                                 const latte_prefill_lengths* lengths,
+                                                                 latte_prefill_metadata* metadata, latte_error* error);
 /* cuda: once for a workspace of the caller's, before its first use, and again after anyone else wrote to it. */
-LATTE_API latte_code latte_prefill_builder_init_workspace(const latte_prefill_builder* builder, void* workspace,
-                                                          uint64_t workspace_bytes, void* stream, latte_error* error);
+LATTE_API LATTE_NODISCARD latte_code latte_prefill_builder_init_workspace(const latte_prefill_builder* builder,
+                                                                          void* workspace, uint64_t workspace_bytes,
+                                                                          void* stream, latte_error* error);
 /* chunk: -1 = the plan of the new tokens. */
-LATTE_API latte_code latte_prefill_metadata_plan(const latte_prefill_metadata* metadata, int32_t chunk,
-                                                 latte_plan* plan, latte_error* error);
+LATTE_API LATTE_NODISCARD latte_code latte_prefill_metadata_plan(const latte_prefill_metadata* metadata, int32_t chunk,
+                                                                 latte_plan* plan, latte_error* error);
 
 /* One number for a tensor, or one for each head where the tensors lie. value = stored * scale. */
 typedef struct latte_fp8_scale {
@@ -652,8 +672,8 @@ static inline latte_prefill_args latte_prefill_args_init(void) {
 
 /* Writes every element of out and lse for rows [0, query_start[B]) and nothing else. That they overlap neither each
  * other nor what the call reads is the caller's to see to. */
-LATTE_API latte_code latte_prefill(const latte_prefill_metadata* metadata, const latte_prefill_args* args,
-                                   latte_error* error);
+LATTE_API LATTE_NODISCARD latte_code latte_prefill(const latte_prefill_metadata* metadata,
+                                                   const latte_prefill_args* args, latte_error* error);
 
 /* ---- scratch memory for a whole step; latte/workspace.hpp says more ---- */
 
@@ -670,16 +690,17 @@ typedef struct latte_workspace_slice {
   { sizeof(latte_workspace_slice), -1, NULL, 0, 0 }
 
 /* checks: LATTE_CHECKS_... */
-LATTE_API latte_code latte_workspace_create(const latte_backend* backend, const latte_workspace_need* needs,
-                                            int32_t need_count, int32_t checks, latte_workspace** workspace,
-                                            latte_error* error);
+LATTE_API LATTE_NODISCARD latte_code latte_workspace_create(const latte_backend* backend,
+                                                            const latte_workspace_need* needs, int32_t need_count,
+                                                            int32_t checks, latte_workspace** workspace,
+                                                            latte_error* error);
 /* NULL is fine. */
 LATTE_API latte_code latte_workspace_destroy(latte_workspace* workspace, latte_error* error);
-LATTE_API latte_code latte_workspace_take(latte_workspace* workspace, int32_t need, latte_workspace_slice* slice,
-                                          latte_error* error);
-LATTE_API latte_code latte_workspace_give_back(latte_workspace* workspace, const latte_workspace_slice* slice,
-                                               latte_error* error);
-LATTE_API latte_code latte_workspace_check(const latte_workspace* workspace, latte_error* error);
+LATTE_API LATTE_NODISCARD latte_code latte_workspace_take(latte_workspace* workspace, int32_t need,
+                                                          latte_workspace_slice* slice, latte_error* error);
+LATTE_API LATTE_NODISCARD latte_code latte_workspace_give_back(latte_workspace* workspace,
+                                                               const latte_workspace_slice* slice, latte_error* error);
+LATTE_API LATTE_NODISCARD latte_code latte_workspace_check(const latte_workspace* workspace, latte_error* error);
 
 #ifdef __cplusplus
 }

@@ -23,7 +23,7 @@ enum class Code {
 
 const char* code_name(Code code);
 
-class Status {
+class [[nodiscard]] Status {
  public:
   Status() = default;
   Status(Code code, std::string field, std::string expected, std::string got)
@@ -45,7 +45,7 @@ class Status {
 
 // A value, or the Status that says why there is none.
 template <class T>
-class Result {
+class [[nodiscard]] Result {
  public:
   Result(T value) : value_(std::move(value)) {}
   Result(Status status) : status_(std::move(status)) {}
