@@ -36,7 +36,7 @@ struct KernelInfo {
 
 struct MachineInfo {
   std::string backend;
-  std::string cpu;           // the name of the processor that computes
+  std::string processor;     // the name of what computes: the CPU, or the GPU
   std::int32_t threads = 0;  // cpu: worker threads; cuda: multiprocessors
   std::string features;
   std::vector<KernelInfo> kernels;  // cpu: best first; cuda: those for the smallest tiles first

@@ -93,7 +93,7 @@ typedef struct latte_machine_info {
   uint32_t size;
   int32_t threads;
   const char* backend;
-  const char* cpu;
+  const char* processor; /* the name of what computes: the CPU, or the GPU */
   const char* features;
   int32_t kernel_count;
   int32_t on_device;  /* 1: tensors lie in the device's memory */

@@ -28,7 +28,7 @@ struct WriteKvArgs {
   ConstTensorView k_pe{};                        // [N, rope]
   std::span<const std::int64_t> slot_mapping{};  // [N]: page * page_size + position; negative = skip
   TensorView kv_cache{};                         // [pages, page_size, W]
-  KvFormat format = KvFormat::bf16;
+  KvFormat kv_format = KvFormat::bf16;
   float kv_scale = 1;                   // fp8_e4m3: stored = value / kv_scale
   const float* kv_scale_ptr = nullptr;  // read at run time instead of kv_scale, where the tensors are
   Stream stream = nullptr;              // where to queue the work on a device
@@ -40,7 +40,7 @@ Status write_kv(const Backend& backend, const WriteKvArgs& args);
 
 struct GatherKvArgs {
   ConstTensorView kv_cache{};  // [pages, page_size, W]
-  KvFormat format = KvFormat::bf16;
+  KvFormat kv_format = KvFormat::bf16;
   float kv_scale = 1;                   // fp8_e4m3 only
   const float* kv_scale_ptr = nullptr;  // read at run time instead of kv_scale, where the tensors are
   PageTable pages{};

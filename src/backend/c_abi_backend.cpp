@@ -71,7 +71,7 @@ latte_code latte_backend_info(const latte_backend* backend, latte_machine_info* 
     write_struct({.size = 0,
                   .threads = backend->info.threads,
                   .backend = backend->info.backend.c_str(),
-                  .cpu = backend->info.cpu.c_str(),
+                  .processor = backend->info.processor.c_str(),
                   .features = backend->info.features.c_str(),
                   .kernel_count = static_cast<std::int32_t>(backend->info.kernels.size()),
                   .on_device = backend->backend.on_device() ? 1 : 0,

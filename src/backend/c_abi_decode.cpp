@@ -216,7 +216,7 @@ latte_code latte_write_kv(const latte_backend* backend, const latte_write_kv_arg
     latte_write_kv_args full = latte_write_kv_args_init();
     LATTE_RETURN_IF_ERROR(read_struct(args, "args", offsetof(latte_write_kv_args, kv_scale), full));
     WriteKvArgs call;
-    LATTE_RETURN_IF_ERROR(read_enum(full.kv_format, kLastKvFormat, "kv_format", call.format));
+    LATTE_RETURN_IF_ERROR(read_enum(full.kv_format, kLastKvFormat, "kv_format", call.kv_format));
     LATTE_RETURN_IF_ERROR(read_input(full.kv_c, "kv_c", call.kv_c));
     LATTE_RETURN_IF_ERROR(read_input(full.k_pe, "k_pe", call.k_pe));
     LATTE_RETURN_IF_ERROR(read_tensor(full.kv_cache, "kv_cache", call.kv_cache));

@@ -259,7 +259,7 @@ latte_code latte_gather_kv(const latte_backend* backend, const latte_gather_kv_a
     latte_gather_kv_args full = latte_gather_kv_args_init();
     LATTE_RETURN_IF_ERROR(read_struct(args, "args", offsetof(latte_gather_kv_args, kv_scale), full));
     GatherKvArgs call;
-    LATTE_RETURN_IF_ERROR(read_enum(full.kv_format, kLastKvFormat, "kv_format", call.format));
+    LATTE_RETURN_IF_ERROR(read_enum(full.kv_format, kLastKvFormat, "kv_format", call.kv_format));
     LATTE_RETURN_IF_ERROR(read_input(full.kv_cache, "kv_cache", call.kv_cache));
     LATTE_RETURN_IF_ERROR(read_tensor(full.out, "out", call.out));
     LATTE_RETURN_IF_ERROR(read_pages(full, call.pages));

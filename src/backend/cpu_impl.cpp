@@ -163,8 +163,11 @@ cpu::OutputView output_view(const TensorView& out, const TensorView& lse) {
 }
 
 MachineInfo CpuImpl::info() const {
-  MachineInfo info{
-      .backend = "cpu", .cpu = cpu::cpu_name(), .threads = workers(), .features = cpu::feature_text(), .kernels = {}};
+  MachineInfo info{.backend = "cpu",
+                   .processor = cpu::cpu_name(),
+                   .threads = workers(),
+                   .features = cpu::feature_text(),
+                   .kernels = {}};
   for (const cpu::KernelListing& listing : cpu::kernels())
     info.kernels.push_back({.name = std::string(listing.name),
                             .usable = listing.usable,
@@ -217,7 +220,7 @@ Status CpuImpl::write_kv(const WriteKvArgs& args) {
                                .page_size = static_cast<std::int32_t>(args.kv_cache.shape[1]),
                                .latent = static_cast<std::int32_t>(args.kv_c.shape[1]),
                                .rope = static_cast<std::int32_t>(args.k_pe.shape[1]),
-                               .format = args.format,
+                               .format = args.kv_format,
                                .kv_scale = scale_of(args.kv_scale, args.kv_scale_ptr)});
   return {};
 }

@@ -39,7 +39,7 @@ cuda::MergePart merge_part(const Partial& part) {
 MachineInfo CudaImpl::info() const {
   const cuda::DeviceInfo& gpu = device_->info();
   return {.backend = "cuda",
-          .cpu = gpu.name,
+          .processor = gpu.name,
           .threads = gpu.multiprocessors,
           .features = gpu.features,
           .kernels = list_kernels(),
@@ -118,7 +118,7 @@ Status CudaImpl::write_kv(const WriteKvArgs& args) {
                             .page_size = static_cast<std::int32_t>(args.kv_cache.shape[1]),
                             .latent = static_cast<std::int32_t>(args.kv_c.shape[1]),
                             .rope = static_cast<std::int32_t>(args.k_pe.shape[1]),
-                            .format = args.format,
+                            .format = args.kv_format,
                             .kv_scale = args.kv_scale,
                             .kv_scale_ptr = args.kv_scale_ptr},
                            args.stream);

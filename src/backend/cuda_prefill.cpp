@@ -233,7 +233,7 @@ Status CudaImpl::init_prefill_workspace(const PrefillSetup& setup, std::byte* wo
 
 Status CudaImpl::gather_kv(const GatherKvArgs& args) {
   return device_->gather_kv({.kv = cache_view(args.kv_cache, args.pages),
-                             .format = args.format,
+                             .format = args.kv_format,
                              .kv_scale = args.kv_scale,
                              .kv_scale_ptr = args.kv_scale_ptr,
                              .first_token = args.first_token,

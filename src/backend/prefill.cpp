@@ -78,7 +78,7 @@ class ChunkedRun {
                               .v = view(kChunkV, problem.dtype, {rows, problem.heads, problem.v_width}),
                               .stream = args_.stream};
     LATTE_RETURN_IF_ERROR(impl_.gather_kv({.kv_cache = args_.kv_cache,
-                                           .format = context.kv_format,
+                                           .kv_format = context.kv_format,
                                            .kv_scale = args_.kv_scale,
                                            .kv_scale_ptr = args_.kv_scale_ptr,
                                            .pages = args_.pages,

@@ -194,7 +194,7 @@ std::string cache_writes(const Column& column) {
     args.kv_c = dense(static_cast<const void*>(memory.data()), Dtype::bf16, {1, 512});
     args.k_pe = dense(static_cast<const void*>(memory.data()), Dtype::bf16, {1, 64});
     args.kv_cache = dense(memory.data(), kv_element_dtype(format), {1, 1, kv_token_elements(format, 512, 64)});
-    args.format = format;
+    args.kv_format = format;
     const std::array<std::int64_t, 1> slots = {0};
     args.slot_mapping = slots;
     list.add(validate_write_kv_args(args, column.place).ok(), kv_format_name(format));

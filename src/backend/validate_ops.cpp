@@ -105,7 +105,8 @@ Status check_out_start(const GatherKvArgs& args, Place place) {
 }  // namespace
 
 Status validate_gather_kv_args(const GatherKvArgs& args, Place place) {
-  if (args.format > kLastKvFormat) return invalid("format", "a KvFormat", text(static_cast<std::int64_t>(args.format)));
+  if (args.kv_format > kLastKvFormat)
+    return invalid("kv_format", "a KvFormat", text(static_cast<std::int64_t>(args.kv_format)));
   if (args.first_token < 0) return invalid("first_token", ">= 0", text(args.first_token));
   if (args.tokens < 0) return invalid("tokens", ">= 0", text(args.tokens));
   LATTE_RETURN_IF_ERROR(check_out_start(args, place));
@@ -118,7 +119,7 @@ Status validate_gather_kv_args(const GatherKvArgs& args, Place place) {
   constexpr std::int64_t kMaxWidth = 1 << 14;
   if (out.shape[1] < 16 || out.shape[1] > kMaxWidth || out.shape[1] % 16 != 0)
     return unsupported("out", "rows of a multiple of 16 up to " + text(kMaxWidth) + " values", text(out.shape[1]));
-  if (args.format == KvFormat::fp8_ds_mla && out.shape[1] != 576)
+  if (args.kv_format == KvFormat::fp8_ds_mla && out.shape[1] != 576)
     return invalid("out", "rows of 576 values, as fp8_ds_mla has", text(out.shape[1]));
   if (!rows_disjoint(args.tokens, out.stride[0], 1, 0, out.shape[1]))
     return invalid("out", "rows that do not overlap", "stride " + text(out.stride[0]));
@@ -128,10 +129,10 @@ Status validate_gather_kv_args(const GatherKvArgs& args, Place place) {
       .heads = 1,
       .latent = static_cast<std::int32_t>(out.shape[1]),
       .rope = 0,
-      .kv_format = args.format,
+      .kv_format = args.kv_format,
       .page_size = args.kv_cache.rank == 3 ? static_cast<std::int32_t>(args.kv_cache.shape[1]) : 1};
   LATTE_RETURN_IF_ERROR(validate_cache(cache, args.kv_cache, place));
-  LATTE_RETURN_IF_ERROR(validate_kv_scale(args.format, args.kv_scale, args.kv_scale_ptr, place));
+  LATTE_RETURN_IF_ERROR(validate_kv_scale(args.kv_format, args.kv_scale, args.kv_scale_ptr, place));
   return validate_pages(GatherDemand(args, place), args.pages, args.kv_cache.shape[0]);
 }
 
@@ -187,12 +188,12 @@ Status validate_write_kv_args(const WriteKvArgs& args, Place place) {
   const DecodeProblem problem{.heads = 1,
                               .latent = static_cast<std::int32_t>(kv_c.shape[1]),
                               .rope = static_cast<std::int32_t>(k_pe.shape[1]),
-                              .kv_format = args.format,
+                              .kv_format = args.kv_format,
                               .page_size = cache.rank == 3 ? static_cast<std::int32_t>(cache.shape[1]) : 1};
   LATTE_RETURN_IF_ERROR(validate_problem(problem));
   LATTE_RETURN_IF_ERROR(validate_cache(problem, cache, place));
   LATTE_RETURN_IF_ERROR(check_disjoint(cache, "kv_cache", cache.shape[0], cache.shape[2]));
-  LATTE_RETURN_IF_ERROR(validate_kv_scale(args.format, args.kv_scale, args.kv_scale_ptr, place));
+  LATTE_RETURN_IF_ERROR(validate_kv_scale(args.kv_format, args.kv_scale, args.kv_scale_ptr, place));
   std::int64_t capacity = 0;
   if (!checked_mul(cache.shape[0], cache.shape[1], capacity)) capacity = std::numeric_limits<std::int64_t>::max();
   return check_slots(args.slot_mapping, kv_c.shape[0], capacity, place);

@@ -102,7 +102,7 @@ std::string machine_text(const MachineInfo& info, const Ceilings& ceilings) {
   if (!info.device.empty())
     return fmt::format("{}, {}, {}, {:.0f} MHz under load", info.device, info.features, info.driver,
                        ceilings.clock_mhz);
-  return fmt::format("{}, {} thread{}", info.cpu, info.threads, info.threads == 1 ? "" : "s");
+  return fmt::format("{}, {} thread{}", info.processor, info.threads, info.threads == 1 ? "" : "s");
 }
 
 void print_json(const BenchRow& row, const Ceilings& ceilings, const MachineInfo& info, const std::string& overlap) {

@@ -86,7 +86,7 @@ std::vector<PrefillRow> prefill_rows(const Backend& backend) {
 
 void print_json(const Backend& backend, const MachineInfo& info, const std::string& reason) {
   nlohmann::ordered_json json = {{"version", version()},    {"commit", kCommit},        {"compiler", compiler()},
-                                 {"backend", info.backend}, {"note", info.note},        {"cpu", info.cpu},
+                                 {"backend", info.backend}, {"note", info.note},        {"cpu", info.processor},
                                  {"threads", info.threads}, {"threads_reason", reason}, {"features", info.features},
                                  {"device", info.device},   {"driver", info.driver},    {"cuda", cuda_text()}};
   for (const KernelInfo& kernel : info.kernels)
@@ -107,7 +107,7 @@ void print_json(const Backend& backend, const MachineInfo& info, const std::stri
 
 void print_text(const Backend& backend, const MachineInfo& info, const std::string& reason) {
   fmt::print("latte {} ({}, {})\n", version(), kCommit, compiler());
-  fmt::print("machine   {}\n", info.cpu);
+  fmt::print("machine   {}\n", info.processor);
   fmt::print("backend   {}{}{}\n", info.backend, info.note.empty() ? "" : ": ", info.note);
   if (info.device.empty())
     fmt::print("threads   {}: {}\n", info.threads, reason);

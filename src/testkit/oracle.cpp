@@ -176,7 +176,7 @@ void write_kv_oracle(const WriteKvArgs& args) {
     load_row(args.kv_c.dtype, element(args.kv_c, n, 0), latent, values.data());
     load_row(args.k_pe.dtype, element(args.k_pe, n, 0), rope, values.data() + latent);
     std::byte* token = element(args.kv_cache, slot / page_size, slot % page_size);
-    if (args.format == KvFormat::fp8_ds_mla) {
+    if (args.kv_format == KvFormat::fp8_ds_mla) {
       for (std::int64_t group = 0; group < latent / kDsMlaGroup; ++group) {
         double amax = 0;
         for (std::int64_t d = 0; d < kDsMlaGroup; ++d)
@@ -188,9 +188,9 @@ void write_kv_oracle(const WriteKvArgs& args) {
       }
       for (std::int64_t d = 0; d < rope; ++d) store(Dtype::bf16, values[latent + d], token + kDsMlaRopeOffset + 2 * d);
     } else {
-      const Dtype dtype = args.format == KvFormat::fp8_e4m3 ? Dtype::fp8_e4m3 : args.kv_cache.dtype;
+      const Dtype dtype = args.kv_format == KvFormat::fp8_e4m3 ? Dtype::fp8_e4m3 : args.kv_cache.dtype;
       const double kv_scale = args.kv_scale_ptr ? *args.kv_scale_ptr : args.kv_scale;
-      const double scale = args.format == KvFormat::fp8_e4m3 ? kv_scale : 1.0;
+      const double scale = args.kv_format == KvFormat::fp8_e4m3 ? kv_scale : 1.0;
       const auto step = static_cast<std::int64_t>(dtype_bytes(dtype));
       for (std::int64_t d = 0; d < latent + rope; ++d) store(dtype, values[d] / scale, token + d * step);
     }

@@ -191,7 +191,7 @@ static void machine_and_kernels(void) {
   if (!CHECK_CODE(LATTE_OK, latte_backend_open(NULL, &backend, &error))) return;
   CHECK(error.code == LATTE_OK && error.field[0] == '\0');
   CHECK_CODE(LATTE_OK, latte_backend_info(backend, &info, NULL));
-  CHECK(info.threads >= 1 && strcmp(info.backend, "cpu") == 0 && info.cpu != NULL && info.features != NULL);
+  CHECK(info.threads >= 1 && strcmp(info.backend, "cpu") == 0 && info.processor != NULL && info.features != NULL);
   CHECK(info.kernel_count >= 1);
   for (i = 0; i < info.kernel_count; ++i) {
     CHECK_CODE(LATTE_OK, latte_backend_kernel(backend, i, &kernel, NULL));
@@ -414,11 +414,11 @@ static void struct_versions(void) {
   CHECK_CODE(LATTE_INVALID_ARGUMENT, latte_backend_supports(s.backend, &problem, &answer, NULL));
 
   /* What the library fills in stays within the caller's size. */
-  info.size = offsetof(latte_machine_info, cpu);
-  info.cpu = "mine";
+  info.size = offsetof(latte_machine_info, processor);
+  info.processor = "mine";
   CHECK_CODE(LATTE_OK, latte_backend_info(s.backend, &info, NULL));
-  CHECK(info.size == offsetof(latte_machine_info, cpu) && info.threads == 2);
-  CHECK(strcmp(info.backend, "cpu") == 0 && strcmp(info.cpu, "mine") == 0);
+  CHECK(info.size == offsetof(latte_machine_info, processor) && info.threads == 2);
+  CHECK(strcmp(info.backend, "cpu") == 0 && strcmp(info.processor, "mine") == 0);
 
   /* An error struct too, down to one that has room for the code alone. */
   memset(&error, 'x', sizeof error);

@@ -140,7 +140,7 @@ TEST_F(GpuCAbi, WritesTokensAndGathersThem) {
       oracle.slot_mapping = slots;
       oracle.kv_cache = dense(static_cast<void*>(cache.data()), kv_element_dtype(format), {kPages, kPageSize, kWidth});
       oracle.kv_cache.stride = {kPageSize * (kWidth + kGap), kWidth + kGap, 1};
-      oracle.format = format;
+      oracle.kv_format = format;
       oracle.kv_scale = fp8 ? kScale : 1;
       write_kv_oracle(oracle);
       EXPECT_EQ(download<std::byte>(d_cache), cache) << kv_format_name(format) << " by address " << by_address;

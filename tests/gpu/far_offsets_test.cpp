@@ -208,12 +208,12 @@ TEST_F(GpuFarOffsets, OfTokensAndPagesAreFollowedByWriteAndGather) {
     write.k_pe = far(dense(static_cast<const void*>(k_pe), Dtype::bf16, {2, kRope}));
     write.slot_mapping = {reinterpret_cast<const std::int64_t*>(slots.data()), 2};
     write.kv_cache = far(dense(static_cast<void*>(cache), kv_element_dtype(format), {2, 1, kWidth}));
-    write.format = format;
+    write.kv_format = format;
     write.stream = stream();
     ASSERT_TRUE(succeeded(write_kv(backend(), write)));
     GatherKvArgs gather;
     gather.kv_cache = write.kv_cache;
-    gather.format = format;
+    gather.kv_format = format;
     gather.pages = {
         .block_table = reinterpret_cast<const std::int32_t*>(table.data()), .block_table_stride = 2, .max_pages = 2};
     gather.out_start = {reinterpret_cast<const std::int32_t*>(out_start.data()), 2};

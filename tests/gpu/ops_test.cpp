@@ -155,7 +155,7 @@ TEST_F(GpuWriteKv, WritesTheBytesTheCpuWrites) {
           args.k_pe = dense(pe, dtype, {kTokens, kRope});
           args.slot_mapping = {static_cast<const std::int64_t*>(s), slots.size()};
           args.kv_cache = dense(to, element, {pages, page_size, width});
-          args.format = format;
+          args.kv_format = format;
           args.kv_scale = format == KvFormat::fp8_e4m3 ? 0.375f : 1;
           return args;
         };

@@ -208,7 +208,7 @@ TEST(Oracle, WriteKvPutsTokensIntoTheirSlots) {
                    .k_pe = dense(static_cast<const void*>(rope.data()), Dtype::f32, {4, 1}),
                    .slot_mapping = slots,
                    .kv_cache = dense(static_cast<void*>(cache.data()), Dtype::fp8_e4m3, {2, 2, 2}),
-                   .format = KvFormat::fp8_e4m3,
+                   .kv_format = KvFormat::fp8_e4m3,
                    .kv_scale = 2});
   const std::vector<std::uint8_t> expected = {0x7e, 0xbc, 0xaa, 0xaa, 0x40, 0xc0, 0x30, 0xb0};
   EXPECT_EQ(cache, expected);
@@ -224,7 +224,7 @@ TEST(Oracle, WriteKvScalesDsMlaGroupsByTheirLargestValue) {
                    .k_pe = dense(static_cast<const void*>(rope.data()), Dtype::f32, {1, 64}),
                    .slot_mapping = slots,
                    .kv_cache = dense(static_cast<void*>(cache.data()), Dtype::u8, {1, 1, 656}),
-                   .format = KvFormat::fp8_ds_mla});
+                   .kv_format = KvFormat::fp8_ds_mla});
   EXPECT_FLOAT_EQ(static_cast<float>(load(Dtype::f32, cache.data() + 512)), 0.1f);
   EXPECT_EQ(load(Dtype::f32, cache.data() + 516), static_cast<double>(FLT_MIN)) << "a group of zeros";
   EXPECT_EQ(cache[5], std::byte{0xfe});

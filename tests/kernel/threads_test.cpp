@@ -91,7 +91,7 @@ TEST_P(Threads, DecodeMergeAndWriteAtOnce) {
                           .k_pe = rope,
                           .slot_mapping = slots,
                           .kv_cache = dense(static_cast<void*>(cache.data()), Dtype::f32, {20, 1, 576}),
-                          .format = KvFormat::f32};
+                          .kv_format = KvFormat::f32};
   std::vector<std::string> problems(kCallers);
   from_many_threads([&](int caller) {
     Status status;

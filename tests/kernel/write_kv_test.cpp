@@ -65,7 +65,7 @@ class Writing {
             .k_pe = k_pe_view_,
             .slot_mapping = slots_,
             .kv_cache = cache,
-            .format = case_.format,
+            .kv_format = case_.format,
             .kv_scale = case_.by_address ? std::numeric_limits<float>::quiet_NaN() : case_.kv_scale,
             .kv_scale_ptr = case_.by_address ? &case_.kv_scale : nullptr};
   }

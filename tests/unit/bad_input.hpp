@@ -131,7 +131,7 @@ inline latte_decode_args to_c(const DecodeArgs& args) {
 
 inline latte_write_kv_args to_c(const WriteKvArgs& args) {
   latte_write_kv_args out = latte_write_kv_args_init();
-  out.kv_format = static_cast<int32_t>(args.format);
+  out.kv_format = static_cast<int32_t>(args.kv_format);
   out.kv_c = to_c(args.kv_c);
   out.k_pe = to_c(args.k_pe);
   out.kv_cache = to_c(args.kv_cache);

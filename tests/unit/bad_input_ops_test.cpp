@@ -114,7 +114,7 @@ struct WriteCall {
     args.k_pe = dense(static_cast<const void*>(k_pe.data()), Dtype::f32, {3, 16});
     args.kv_cache = dense(cache.data(), Dtype::f32, {2, 4, 48});
     args.slot_mapping = slots;
-    args.format = KvFormat::f32;
+    args.kv_format = KvFormat::f32;
   }
 };
 
@@ -135,8 +135,8 @@ const std::vector<Case<WriteCall>>& write_cases() {
       {"cache of another dtype", invalid_argument, "kv_cache", [](W& w) { w.args.kv_cache.dtype = Dtype::bf16; }},
       {"cache with pages of no tokens", invalid_argument, "kv_cache", [](W& w) { w.args.kv_cache.shape[1] = 0; }},
       {"cache pages on one another", invalid_argument, "kv_cache", [](W& w) { w.args.kv_cache.stride[0] = 0; }},
-      {"no such format", invalid_argument, "kv_format", [](W& w) { w.args.format = static_cast<KvFormat>(17); }},
-      {"fp8_ds_mla of 32 + 16", unsupported, "latent", [](W& w) { w.args.format = KvFormat::fp8_ds_mla; }},
+      {"no such format", invalid_argument, "kv_format", [](W& w) { w.args.kv_format = static_cast<KvFormat>(17); }},
+      {"fp8_ds_mla of 32 + 16", unsupported, "latent", [](W& w) { w.args.kv_format = KvFormat::fp8_ds_mla; }},
       {"a slot past the cache", invalid_argument, "slot_mapping", [](W& w) { w.slots[2] = 8; }},
       {"too few slots", invalid_argument, "slot_mapping",
        [](W& w) { w.args.slot_mapping = w.args.slot_mapping.first(2); }},
@@ -193,7 +193,7 @@ TEST(BadInput, ExtentsThatAreTooLargeAreToldTheLargest) {
   const std::vector<std::int32_t> out_start{0, 1};
   std::vector<float> row(48);
   const GatherKvArgs gather{.kv_cache = write.args.kv_cache,
-                            .format = KvFormat::f32,
+                            .kv_format = KvFormat::f32,
                             .out_start = out_start,
                             .tokens = 1,
                             .out = dense(row.data(), Dtype::f32, {1, 48})};

@@ -201,7 +201,7 @@ struct Gather {
   GatherKvArgs args() {
     GatherKvArgs args;
     args.kv_cache = dense(static_cast<const void*>(cache.data()), Dtype::f32, {4, 4, 32});
-    args.format = KvFormat::f32;
+    args.kv_format = KvFormat::f32;
     args.pages.block_table = block_table.data();
     args.pages.block_table_stride = 2;
     args.pages.max_pages = 2;
@@ -229,7 +229,8 @@ const std::vector<GatherCase>& gather_cases() {
       {"out of fp8", invalid_argument, "out", [](Gather&, G& a) { a.out.dtype = Dtype::fp8_e4m3; }},
       {"out rows on one another", invalid_argument, "out", [](Gather&, G& a) { a.out.stride[0] = 31; }},
       {"out of an odd width", unsupported, "out", [](Gather&, G& a) { a.out.shape[1] = 31; }},
-      {"fp8_ds_mla of another width", invalid_argument, "out", [](Gather&, G& a) { a.format = KvFormat::fp8_ds_mla; }},
+      {"fp8_ds_mla of another width", invalid_argument, "out",
+       [](Gather&, G& a) { a.kv_format = KvFormat::fp8_ds_mla; }},
       {"negative first token", invalid_argument, "first_token", [](Gather&, G& a) { a.first_token = -1; }},
       {"a first token beyond all sense", invalid_argument, "first_token",
        [](Gather&, G& a) { a.first_token = kMaxInt; }},

@@ -51,7 +51,7 @@ inline latte_fp8_scale to_c(const Fp8Scale& scale) { return {scale.value, scale.
 
 inline latte_gather_kv_args to_c(const GatherKvArgs& args) {
   latte_gather_kv_args out = latte_gather_kv_args_init();
-  out.kv_format = static_cast<int32_t>(args.format);
+  out.kv_format = static_cast<int32_t>(args.kv_format);
   out.kv_cache = to_c(args.kv_cache);
   out.out = to_c(args.out);
   out.block_table = args.pages.block_table;
