@@ -134,12 +134,10 @@ struct DecodeArgs {
   TensorView out{};  // [T, H, latent], last dimension dense
   TensorView lse{};  // optional, fp32 [T, H], natural log
   float scale = 0;
-  float q_scale = 1;                    // fp8 q only
-  float kv_scale = 1;                   // fp8_e4m3 cache only
-  const float* q_scale_ptr = nullptr;   // read at run time instead of q_scale
-  const float* kv_scale_ptr = nullptr;  // read at run time instead of kv_scale
-  std::span<std::byte> workspace{};     // empty = the slot's own
-  Stream stream = nullptr;              // where to queue the work on a device
+  Fp8Scale q_scale{};                // fp8 q only; one number
+  Fp8Scale kv_scale{};               // fp8_e4m3 cache only; one number
+  std::span<std::byte> workspace{};  // empty = the slot's own
+  Stream stream = nullptr;           // where to queue the work on a device
   // cuda: read the plan, lengths, the page table and older cache slots while the kernel queued before still runs. That
   // one may then write nothing of these: only q and the slots of the step's own tokens (a request's last ones, as many
   // as it has query tokens), for which decode waits.

@@ -29,9 +29,8 @@ struct WriteKvArgs {
   std::span<const std::int64_t> slot_mapping{};  // [N]: page * page_size + position; negative = skip
   TensorView kv_cache{};                         // [pages, page_size, W]
   KvFormat kv_format = KvFormat::bf16;
-  float kv_scale = 1;                   // fp8_e4m3: stored = value / kv_scale
-  const float* kv_scale_ptr = nullptr;  // read at run time instead of kv_scale, where the tensors are
-  Stream stream = nullptr;              // where to queue the work on a device
+  Fp8Scale kv_scale{};      // fp8_e4m3 only: stored = value / kv_scale; one number
+  Stream stream = nullptr;  // where to queue the work on a device
 };
 
 // Rounds to nearest even; fp8 saturates at 448. Slots of one call must differ. On a device slot_mapping lies there too;
@@ -41,8 +40,7 @@ Status write_kv(const Backend& backend, const WriteKvArgs& args);
 struct GatherKvArgs {
   ConstTensorView kv_cache{};  // [pages, page_size, W]
   KvFormat kv_format = KvFormat::bf16;
-  float kv_scale = 1;                   // fp8_e4m3 only
-  const float* kv_scale_ptr = nullptr;  // read at run time instead of kv_scale, where the tensors are
+  Fp8Scale kv_scale{};  // fp8_e4m3 only; one number
   PageTable pages{};
   // Row out_start[b] + i gets token first_token + i of request b, for all rows before out_start[b + 1].
   std::int32_t first_token = 0;

@@ -20,13 +20,6 @@
 
 namespace latte {
 
-// One number for a tensor, or one for each head in the memory of the tensors. value = stored * scale.
-struct Fp8Scale {
-  float value = 1;
-  const float* ptr = nullptr;  // read at run time instead of `value`: one number, or [heads]
-  bool per_head = false;       // needs ptr
-};
-
 // A chunk of the context on its way: the caller fills k and v from the latent rows, in the stream. k and v have the
 // problem's dtype: where that is fp8, what is filled in counts times the call's k_scale and v_scale, like k and v
 // themselves. Latent rows are f16 or f32 where the cache is, else bf16, with the cache's scales multiplied out.
@@ -54,10 +47,9 @@ struct PrefillArgs {
   Stream stream = nullptr;                   // where to queue the work on a device
 
   // Only with PrefillProblem::context.
-  ConstTensorView kv_cache{};           // [pages, page_size, W]
-  PageTable pages{};                    // of the context tokens
-  float kv_scale = 1;                   // fp8_e4m3 cache only
-  const float* kv_scale_ptr = nullptr;  // read at run time instead of kv_scale, where the tensors are
+  ConstTensorView kv_cache{};  // [pages, page_size, W]
+  PageTable pages{};           // of the context tokens
+  Fp8Scale kv_scale{};         // fp8_e4m3 cache only; one number
   ExpandChunk expand = nullptr;
   void* user = nullptr;
 };

@@ -19,6 +19,14 @@ inline constexpr int kMaxRank = 4;
 // Work queue of a device, opaque: for cuda a cudaStream_t. The CPU backend has none and takes only null.
 using Stream = void*;
 
+// What fp8 numbers are multiplied with: value = stored * scale. One number for a tensor or, only for q, k and v of
+// prefill, one for each head.
+struct Fp8Scale {
+  float value = 1;
+  const float* ptr = nullptr;  // read at run time instead of `value`, where the tensors are: one number, or [heads]
+  bool per_head = false;       // needs ptr
+};
+
 // Strides count elements, not bytes. `Byte` is std::byte or const std::byte.
 template <class Byte>
 struct BasicTensorView {

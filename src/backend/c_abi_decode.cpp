@@ -49,10 +49,8 @@ Status read_decode_args(const latte_decode_args* given, DecodeArgs& args) {
   LATTE_RETURN_IF_ERROR(read_pages(full, args.pages));
   LATTE_RETURN_IF_ERROR(read_memory(full.workspace, full.workspace_bytes, "workspace", args.workspace));
   args.scale = full.scale;
-  args.q_scale = full.q_scale;
-  args.kv_scale = full.kv_scale;
-  args.q_scale_ptr = full.q_scale_ptr;
-  args.kv_scale_ptr = full.kv_scale_ptr;
+  args.q_scale = {.value = full.q_scale, .ptr = full.q_scale_ptr};
+  args.kv_scale = {.value = full.kv_scale, .ptr = full.kv_scale_ptr};
   args.stream = full.stream;
   args.overlap_previous = full.overlap_previous != 0;
   return {};
@@ -221,8 +219,7 @@ latte_code latte_write_kv(const latte_backend* backend, const latte_write_kv_arg
     LATTE_RETURN_IF_ERROR(read_input(full.k_pe, "k_pe", call.k_pe));
     LATTE_RETURN_IF_ERROR(read_tensor(full.kv_cache, "kv_cache", call.kv_cache));
     LATTE_RETURN_IF_ERROR(read_span(full.slot_mapping, full.slot_mapping_count, "slot_mapping", call.slot_mapping));
-    call.kv_scale = full.kv_scale;
-    call.kv_scale_ptr = full.kv_scale_ptr;
+    call.kv_scale = {.value = full.kv_scale, .ptr = full.kv_scale_ptr};
     call.stream = full.stream;
     return write_kv(backend->backend, call);
   });

@@ -71,8 +71,7 @@ Status read_prefill_args(const latte_prefill_args* given, PrefillArgs& args, lat
   args.q_scale = read_scale(full.q_scale);
   args.k_scale = read_scale(full.k_scale);
   args.v_scale = read_scale(full.v_scale);
-  args.kv_scale = full.kv_scale;
-  args.kv_scale_ptr = full.kv_scale_ptr;
+  args.kv_scale = {.value = full.kv_scale, .ptr = full.kv_scale_ptr};
   args.stream = full.stream;
   return {};
 }
@@ -266,8 +265,7 @@ latte_code latte_gather_kv(const latte_backend* backend, const latte_gather_kv_a
     LATTE_RETURN_IF_ERROR(read_span(full.out_start, full.out_start_count, "out_start", call.out_start));
     call.first_token = full.first_token;
     call.tokens = full.tokens;
-    call.kv_scale = full.kv_scale;
-    call.kv_scale_ptr = full.kv_scale_ptr;
+    call.kv_scale = {.value = full.kv_scale, .ptr = full.kv_scale_ptr};
     call.stream = full.stream;
     return gather_kv(backend->backend, call);
   });

@@ -106,8 +106,8 @@ class CpuStep final : public DecodeStep {
 
   Status run(const PlannedStep& /*step*/, const DecodeArgs& args) override {
     const DecodeProblem& problem = builder_.problem;
-    const float q_scale = scale_of(args.q_scale, args.q_scale_ptr);
-    const float kv_scale = scale_of(args.kv_scale, args.kv_scale_ptr);
+    const float q_scale = scale_of(args.q_scale);
+    const float kv_scale = scale_of(args.kv_scale);
     const cpu::DecodeCall call{.kernel = &kernel_,
                                .plan = &plan_,
                                .heads = problem.heads,
@@ -221,7 +221,7 @@ Status CpuImpl::write_kv(const WriteKvArgs& args) {
                                .latent = static_cast<std::int32_t>(args.kv_c.shape[1]),
                                .rope = static_cast<std::int32_t>(args.k_pe.shape[1]),
                                .format = args.kv_format,
-                               .kv_scale = scale_of(args.kv_scale, args.kv_scale_ptr)});
+                               .kv_scale = scale_of(args.kv_scale)});
   return {};
 }
 

@@ -120,7 +120,7 @@ Result<std::unique_ptr<PrefillStep>> CpuImpl::make_prefill_step(const PrefillSet
 Status CpuImpl::gather_kv(const GatherKvArgs& args) {
   cpu::run_gather_kv(workers_, {.kv = cache_view(args.kv_cache, args.kv_format, args.pages),
                                 .width = static_cast<std::int32_t>(args.out.shape[1]),
-                                .kv_scale = scale_of(args.kv_scale, args.kv_scale_ptr),
+                                .kv_scale = scale_of(args.kv_scale),
                                 .first_token = args.first_token,
                                 .out_start = args.out_start,
                                 .out = args.out.bytes(),

@@ -119,8 +119,7 @@ Status CudaImpl::write_kv(const WriteKvArgs& args) {
                             .latent = static_cast<std::int32_t>(args.kv_c.shape[1]),
                             .rope = static_cast<std::int32_t>(args.k_pe.shape[1]),
                             .format = args.kv_format,
-                            .kv_scale = args.kv_scale,
-                            .kv_scale_ptr = args.kv_scale_ptr},
+                            .kv_scale = args.kv_scale},
                            args.stream);
 }
 

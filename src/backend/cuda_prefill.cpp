@@ -64,10 +64,6 @@ std::int32_t output_tokens(const PrefillArgs& args) {
   return static_cast<std::int32_t>(std::min<std::int64_t>(tokens, INT32_MAX));
 }
 
-cuda::ScaleView scale(const Fp8Scale& given) {
-  return {.value = given.value, .ptr = given.ptr, .per_head = given.per_head};
-}
-
 class CudaPrefillStep final : public PrefillStep {
  public:
   CudaPrefillStep(CudaImpl& impl, const PrefillSetup& setup, const cuda::PrefillKernel& kernel,
@@ -128,9 +124,9 @@ class CudaPrefillStep final : public PrefillStep {
                      .ready = reinterpret_cast<std::uint32_t*>(workspace + parts_.ready)};
     // Scales belong to fp8 values, the caller's or those made here.
     if (fp8() || fp8_tensors()) {
-      call.q_scale = scale(args.q_scale);
-      call.k_scale = scale(args.k_scale);
-      call.v_scale = scale(args.v_scale);
+      call.q_scale = args.q_scale;
+      call.k_scale = args.k_scale;
+      call.v_scale = args.v_scale;
     }
     // Every page that the chunks behind this launch will follow, also of requests without query tokens.
     if (validates_)
@@ -160,7 +156,7 @@ class CudaPrefillStep final : public PrefillStep {
     return convert(call.v, call.v_scale, cuda::kPrefillValues, workspace + parts_.v, stream);
   }
 
-  Status convert(cuda::PrefillTensor& tensor, const cuda::ScaleView& scale, std::int32_t width, std::byte* to,
+  Status convert(cuda::PrefillTensor& tensor, const Fp8Scale& scale, std::int32_t width, std::byte* to,
                  Stream stream) const {
     LATTE_RETURN_IF_ERROR(device_.convert({.from = tensor,
                                            .from_dtype = setup_.problem.dtype,
@@ -235,7 +231,6 @@ Status CudaImpl::gather_kv(const GatherKvArgs& args) {
   return device_->gather_kv({.kv = cache_view(args.kv_cache, args.pages),
                              .format = args.kv_format,
                              .kv_scale = args.kv_scale,
-                             .kv_scale_ptr = args.kv_scale_ptr,
                              .first_token = args.first_token,
                              .out_start = args.out_start.data(),
                              .requests = static_cast<std::int32_t>(args.out_start.size()) - 1,

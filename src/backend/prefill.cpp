@@ -80,7 +80,6 @@ class ChunkedRun {
     LATTE_RETURN_IF_ERROR(impl_.gather_kv({.kv_cache = args_.kv_cache,
                                            .kv_format = context.kv_format,
                                            .kv_scale = args_.kv_scale,
-                                           .kv_scale_ptr = args_.kv_scale_ptr,
                                            .pages = args_.pages,
                                            .first_token = chunk.begin,
                                            .out_start = {chunk.step->kv_start(), chunk.kv_start.size()},

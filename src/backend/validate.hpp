@@ -81,8 +81,8 @@ Status validate_outputs(const TensorView& out, const TensorView& lse, const Outp
 Status validate_pages(const PageDemand& demand, const PageTable& pages, std::int64_t page_count);
 Status validate_pages(const PlannedStep& step, const PageTable& pages, std::int64_t page_count);
 Status validate_cache(const DecodeProblem& problem, const ConstTensorView& cache, Place place = Place::host);
-// `at`, if given, stands for `value`; on a device nobody can look behind it.
-Status validate_kv_scale(KvFormat format, float value, const float* at, Place place);
+// On a device nobody can look behind an address.
+Status validate_kv_scale(KvFormat format, const Fp8Scale& scale, Place place);
 Status validate_scales(const PlannedStep& step, const DecodeArgs& args);
 Status validate_workspace(std::span<std::byte> workspace, std::size_t bytes,
                           std::size_t alignment = kWorkspaceAlignment, const char* field = "workspace");

@@ -18,6 +18,12 @@ Status check_workspace(const PlannedStep& step, std::span<std::byte> workspace) 
   return validate_workspace(workspace, step.workspace_bytes);
 }
 
+// Of a tensor whose heads share what is scaled, or of a kernel that takes no more.
+Status check_one_number(const char* field, const Fp8Scale& scale) {
+  if (!scale.per_head) return {};
+  return invalid(field, "one number for the tensor (per_head = false)", "one for each head");
+}
+
 }  // namespace
 
 Status validate_scale(const char* field, float value) {
@@ -91,12 +97,13 @@ Status validate_outputs(const TensorView& out, const TensorView& lse, const Outp
   return check_disjoint(lse, "lse", shape.tokens, 1);
 }
 
-Status validate_kv_scale(KvFormat format, float value, const float* at, Place place) {
-  if (at != nullptr && place == Place::device) {
+Status validate_kv_scale(KvFormat format, const Fp8Scale& scale, Place place) {
+  LATTE_RETURN_IF_ERROR(check_one_number("kv_scale", scale));
+  if (scale.ptr != nullptr && place == Place::device) {
     if (format == KvFormat::fp8_e4m3) return {};
-    return invalid("kv_scale_ptr", std::string("null, as the cache is ") + kv_format_name(format), "an address");
+    return invalid("kv_scale", std::string("no address, as the cache is ") + kv_format_name(format), "one");
   }
-  const float kv_scale = scale_of(value, at);
+  const float kv_scale = scale_of(scale);
   LATTE_RETURN_IF_ERROR(validate_scale("kv_scale", kv_scale));
   // A scale that would be ignored is a caller who expects another result.
   if (format != KvFormat::fp8_e4m3 && kv_scale != 1)
@@ -108,15 +115,16 @@ Status validate_scales(const PlannedStep& step, const DecodeArgs& args) {
   const DecodeProblem& problem = step.problem;
   LATTE_RETURN_IF_ERROR(validate_scale("scale", args.scale));
   // What lies behind a device's address cannot be looked at, and only fp8 has a use for it.
-  if (step.place == Place::device && (args.q_scale_ptr != nullptr || args.kv_scale_ptr != nullptr))
-    return unsupported(args.q_scale_ptr != nullptr ? "q_scale_ptr" : "kv_scale_ptr",
-                       "null: scales by address come with fp8 caches", "an address");
-  const float q_scale = scale_of(args.q_scale, args.q_scale_ptr);
+  if (step.place == Place::device && (args.q_scale.ptr != nullptr || args.kv_scale.ptr != nullptr))
+    return unsupported(args.q_scale.ptr != nullptr ? "q_scale" : "kv_scale",
+                       "no address: scales by address come with fp8 caches", "one");
+  LATTE_RETURN_IF_ERROR(check_one_number("q_scale", args.q_scale));
+  const float q_scale = scale_of(args.q_scale);
   LATTE_RETURN_IF_ERROR(validate_scale("q_scale", q_scale));
   if (problem.q_dtype != Dtype::fp8_e4m3 && q_scale != 1)
     return invalid("q_scale", std::string("1, as q is ") + dtype_name(problem.q_dtype), text(q_scale));
-  LATTE_RETURN_IF_ERROR(validate_kv_scale(problem.kv_format, args.kv_scale, args.kv_scale_ptr, step.place));
-  const float product = args.scale * q_scale * scale_of(args.kv_scale, args.kv_scale_ptr);
+  LATTE_RETURN_IF_ERROR(validate_kv_scale(problem.kv_format, args.kv_scale, step.place));
+  const float product = args.scale * q_scale * scale_of(args.kv_scale);
   if (!std::isfinite(product) || product <= 0)
     return invalid("scale", "a finite scale * q_scale * kv_scale above 0", text(product));
   return {};

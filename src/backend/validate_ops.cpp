@@ -132,7 +132,7 @@ Status validate_gather_kv_args(const GatherKvArgs& args, Place place) {
       .kv_format = args.kv_format,
       .page_size = args.kv_cache.rank == 3 ? static_cast<std::int32_t>(args.kv_cache.shape[1]) : 1};
   LATTE_RETURN_IF_ERROR(validate_cache(cache, args.kv_cache, place));
-  LATTE_RETURN_IF_ERROR(validate_kv_scale(args.kv_format, args.kv_scale, args.kv_scale_ptr, place));
+  LATTE_RETURN_IF_ERROR(validate_kv_scale(args.kv_format, args.kv_scale, place));
   return validate_pages(GatherDemand(args, place), args.pages, args.kv_cache.shape[0]);
 }
 
@@ -193,7 +193,7 @@ Status validate_write_kv_args(const WriteKvArgs& args, Place place) {
   LATTE_RETURN_IF_ERROR(validate_problem(problem));
   LATTE_RETURN_IF_ERROR(validate_cache(problem, cache, place));
   LATTE_RETURN_IF_ERROR(check_disjoint(cache, "kv_cache", cache.shape[0], cache.shape[2]));
-  LATTE_RETURN_IF_ERROR(validate_kv_scale(args.kv_format, args.kv_scale, args.kv_scale_ptr, place));
+  LATTE_RETURN_IF_ERROR(validate_kv_scale(args.kv_format, args.kv_scale, place));
   std::int64_t capacity = 0;
   if (!checked_mul(cache.shape[0], cache.shape[1], capacity)) capacity = std::numeric_limits<std::int64_t>::max();
   return check_slots(args.slot_mapping, kv_c.shape[0], capacity, place);

@@ -133,7 +133,7 @@ Status check_context_args(const PlannedPrefill& step, const PrefillArgs& args) {
     return {};
   }
   const PrefillContext& context = *step.problem.context;
-  LATTE_RETURN_IF_ERROR(validate_kv_scale(context.kv_format, args.kv_scale, args.kv_scale_ptr, step.place));
+  LATTE_RETURN_IF_ERROR(validate_kv_scale(context.kv_format, args.kv_scale, step.place));
   if (step.chunks == 0) return {};
   if (args.expand == nullptr) return missing("expand", "a function that makes keys and values of a chunk", "null");
   const DecodeProblem cache{.heads = 1,

@@ -20,8 +20,8 @@ struct ViewRule {
   std::int64_t align_bytes = 1;  // base and outer strides are multiples of this (and of the element)
 };
 
-// A number that may be given by its address instead.
-inline float scale_of(float value, const float* at) { return at != nullptr ? *at : value; }
+// A scale of one number, where the host can read it.
+inline float scale_of(const Fp8Scale& scale) { return scale.ptr != nullptr ? *scale.ptr : scale.value; }
 
 // A view counts as given when anything of it was set: an empty tensor may well have no address.
 inline bool given(const ConstTensorView& view) { return view.data != nullptr || view.rank != 0; }

@@ -169,8 +169,8 @@ class Reader {
   }
 
   Status read_scales() {
-    if (Status status = read_scale("kv_scale", call_.args.kv_scale); !status.ok()) return status;
-    return read_scale("q_scale", call_.args.q_scale);
+    if (Status status = read_scale("kv_scale", call_.args.kv_scale.value); !status.ok()) return status;
+    return read_scale("q_scale", call_.args.q_scale.value);
   }
 
   Status read_expected() {
@@ -223,8 +223,8 @@ Status save_captured(const std::string& path, const testkit::DecodeBatch& batch,
       to_write("seq_lens", seq_lens),
       to_write("query_start", query_start),
   };
-  if (problem.kv_format == KvFormat::fp8_e4m3) tensors.push_back(one_float("kv_scale", args.kv_scale));
-  if (problem.q_dtype == Dtype::fp8_e4m3) tensors.push_back(one_float("q_scale", args.q_scale));
+  if (problem.kv_format == KvFormat::fp8_e4m3) tensors.push_back(one_float("kv_scale", args.kv_scale.value));
+  if (problem.q_dtype == Dtype::fp8_e4m3) tensors.push_back(one_float("q_scale", args.q_scale.value));
   std::optional<ExpectedTensors> expected;
   if (expect != nullptr) expected.emplace(*expect).add_to(tensors);
   return save_safetensors(path, tensors,

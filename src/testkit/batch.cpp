@@ -243,11 +243,12 @@ DecodeArgs DecodeBatch::args() const {
   const bool fp8_q = case_.q_dtype == Dtype::fp8_e4m3, fp8_cache = case_.kv_format == KvFormat::fp8_e4m3;
   // A value that stands beside its address must not be looked at.
   const float unread = std::numeric_limits<float>::quiet_NaN();
+  const auto scale = [&](float value, const float* at) {
+    return case_.scale_pointers ? Fp8Scale{.value = unread, .ptr = at} : Fp8Scale{.value = value};
+  };
   const auto* scales = reinterpret_cast<const float*>(scales_.data());
-  if (fp8_q) args.q_scale = case_.scale_pointers ? unread : case_.q_scale;
-  if (fp8_q && case_.scale_pointers) args.q_scale_ptr = scales;
-  if (fp8_cache) args.kv_scale = case_.scale_pointers ? unread : case_.kv_scale;
-  if (fp8_cache && case_.scale_pointers) args.kv_scale_ptr = scales + 1;
+  if (fp8_q) args.q_scale = scale(case_.q_scale, scales);
+  if (fp8_cache) args.kv_scale = scale(case_.kv_scale, scales + 1);
   return args;
 }
 

@@ -48,11 +48,6 @@ double put(const TensorView& view, std::int64_t offset, double value, double sca
   return load(view.dtype, at);
 }
 
-double scale_of(const Fp8Scale& scale, std::int32_t head) {
-  if (scale.ptr == nullptr) return scale.value;
-  return scale.per_head ? scale.ptr[head] : *scale.ptr;
-}
-
 }  // namespace
 
 ContextExpander::ContextExpander(const Backend& backend, const PrefillBatch& batch) : backend_(backend), batch_(batch) {

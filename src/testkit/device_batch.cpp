@@ -45,8 +45,8 @@ Result<DeviceBatch> DeviceBatch::upload(const Backend& backend, const DecodeBatc
   copies.move(args.pages.block_table);
   copies.move_span(args.pages.page_indptr);
   copies.move_span(args.pages.page_indices);
-  copies.move(args.q_scale_ptr);
-  copies.move(args.kv_scale_ptr);
+  copies.move(args.q_scale.ptr);
+  copies.move(args.kv_scale.ptr);
   return device;
 }
 

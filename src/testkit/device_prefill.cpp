@@ -36,8 +36,7 @@ Result<DevicePrefill> DevicePrefill::upload(const Backend& backend, const Prefil
   for (ConstTensorView* view : {&args.q, &args.k, &args.v, &args.kv_cache}) copies.move_view(*view);
   copies.move_view(args.out);
   copies.move_view(args.lse);
-  for (Fp8Scale* scale : {&args.q_scale, &args.k_scale, &args.v_scale}) copies.move(scale->ptr);
-  copies.move(args.kv_scale_ptr);
+  for (Fp8Scale* scale : {&args.q_scale, &args.k_scale, &args.v_scale, &args.kv_scale}) copies.move(scale->ptr);
   copies.move(args.pages.block_table);
   copies.move_span(args.pages.page_indptr);
   copies.move_span(args.pages.page_indices);

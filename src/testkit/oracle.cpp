@@ -39,7 +39,7 @@ std::int64_t page_id(const PageTable& pages, std::int64_t request, std::int64_t 
 
 std::vector<double> load_request(const DecodeProblem& problem, const DecodeArgs& args, std::int32_t request,
                                  std::int32_t tokens) {
-  const double kv_scale = args.kv_scale_ptr ? *args.kv_scale_ptr : args.kv_scale;
+  const double kv_scale = scale_of(args.kv_scale);
   const std::int64_t width = problem.latent + problem.rope;
   std::vector<double> kv(tokens * width);
   for (std::int64_t t = 0; t < tokens; ++t) {
@@ -59,7 +59,7 @@ std::vector<double> load_query(const DecodeProblem& problem, const DecodeArgs& a
     load_row(args.q_pe.dtype, element(args.q_pe, token, head), problem.rope, q.data() + problem.latent);
   }
   if (problem.q_dtype == Dtype::fp8_e4m3) {
-    const double q_scale = args.q_scale_ptr ? *args.q_scale_ptr : args.q_scale;
+    const double q_scale = scale_of(args.q_scale);
     for (double& value : q) value *= q_scale;
   }
   return q;
@@ -93,6 +93,11 @@ double attend(const std::vector<double>& q, const std::vector<double>& kv, std::
 
 std::int32_t visible_tokens(Mask mask, std::int32_t seq_len, std::int32_t n, std::int32_t j) {
   return mask == Mask::none ? seq_len : std::max(0, seq_len - n + j + 1);
+}
+
+double scale_of(const Fp8Scale& scale, std::int32_t head) {
+  if (scale.ptr == nullptr) return scale.value;
+  return scale.per_head ? scale.ptr[head] : *scale.ptr;
 }
 
 void load_kv_token(const DecodeProblem& problem, const std::byte* token, double kv_scale, double* to) {
@@ -189,8 +194,7 @@ void write_kv_oracle(const WriteKvArgs& args) {
       for (std::int64_t d = 0; d < rope; ++d) store(Dtype::bf16, values[latent + d], token + kDsMlaRopeOffset + 2 * d);
     } else {
       const Dtype dtype = args.kv_format == KvFormat::fp8_e4m3 ? Dtype::fp8_e4m3 : args.kv_cache.dtype;
-      const double kv_scale = args.kv_scale_ptr ? *args.kv_scale_ptr : args.kv_scale;
-      const double scale = args.kv_format == KvFormat::fp8_e4m3 ? kv_scale : 1.0;
+      const double scale = args.kv_format == KvFormat::fp8_e4m3 ? scale_of(args.kv_scale) : 1.0;
       const auto step = static_cast<std::int64_t>(dtype_bytes(dtype));
       for (std::int64_t d = 0; d < latent + rope; ++d) store(dtype, values[d] / scale, token + d * step);
     }

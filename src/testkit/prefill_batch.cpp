@@ -141,7 +141,7 @@ std::vector<double> PrefillBatch::context_token(std::int32_t request, std::int32
   const std::int64_t offset = page * args.kv_cache.stride[0] + token % case_.page_size * args.kv_cache.stride[1];
   std::vector<double> values(static_cast<std::size_t>(case_.latent + case_.rope));
   load_kv_token(context_->description().problem(), args.kv_cache.bytes() + offset * bytes_of(args.kv_cache.dtype),
-                args.kv_scale_ptr ? *args.kv_scale_ptr : args.kv_scale, values.data());
+                scale_of(args.kv_scale), values.data());
   return values;
 }
 
@@ -230,7 +230,6 @@ PrefillArgs PrefillBatch::args() const {
     args.kv_cache = paged.kv_cache;
     args.pages = paged.pages;
     args.kv_scale = paged.kv_scale;
-    args.kv_scale_ptr = paged.kv_scale_ptr;
   }
   return args;
 }

@@ -29,13 +29,9 @@ struct Conversion {
   bool quantised = false;
   Fp8Scale scale;
 
-  double factor(std::int32_t head) const {
-    if (scale.ptr == nullptr) return scale.value;
-    return scale.per_head ? scale.ptr[head] : *scale.ptr;
-  }
   void apply(std::int32_t head, double* values, std::int64_t count) const {
     if (!scaled && !quantised) return;
-    const double f = factor(head);
+    const double f = scale_of(scale, head);
     for (std::int64_t i = 0; i < count; ++i)
       values[i] = f * (quantised ? decode_e4m3(encode_e4m3(values[i] / f)) : values[i]);
   }

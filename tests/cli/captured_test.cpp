@@ -92,7 +92,7 @@ TEST(Captured, EnginesMayWriteWideIntegersAFourthDimensionAndThePair) {
   EXPECT_EQ(call->problem.kv_format, KvFormat::fp8_e4m3);
   EXPECT_EQ(call->problem.mask, Mask::causal);
   EXPECT_EQ(call->problem.q_dtype, Dtype::f16);
-  EXPECT_FLOAT_EQ(call->args.kv_scale, 0.5f);
+  EXPECT_FLOAT_EQ(call->args.kv_scale.value, 0.5f);
   EXPECT_EQ(call->block_table, (std::vector<std::int32_t>{3, 1, 0, -1}));
 }
 

@@ -141,7 +141,7 @@ TEST_F(GpuCAbi, WritesTokensAndGathersThem) {
       oracle.kv_cache = dense(static_cast<void*>(cache.data()), kv_element_dtype(format), {kPages, kPageSize, kWidth});
       oracle.kv_cache.stride = {kPageSize * (kWidth + kGap), kWidth + kGap, 1};
       oracle.kv_format = format;
-      oracle.kv_scale = fp8 ? kScale : 1;
+      oracle.kv_scale.value = fp8 ? kScale : 1;
       write_kv_oracle(oracle);
       EXPECT_EQ(download<std::byte>(d_cache), cache) << kv_format_name(format) << " by address " << by_address;
       for (std::int64_t t = 0, row = 0; t < kTokens; ++t) {

@@ -179,8 +179,8 @@ latte_prefill_args c_args(const PrefillArgs& args) {
   c.stream = args.stream;
   c.kv_cache = c_tensor(args.kv_cache);
   set_pages(c, args.pages);
-  c.kv_scale = args.kv_scale;
-  c.kv_scale_ptr = args.kv_scale_ptr;
+  c.kv_scale = args.kv_scale.value;
+  c.kv_scale_ptr = args.kv_scale.ptr;
   return c;
 }
 

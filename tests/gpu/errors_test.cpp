@@ -41,8 +41,8 @@ TEST_F(GpuErrors, EveryBrokenCallNamesItsField) {
          a.pages.block_table = nullptr;
          a.pages.max_pages = 0;
        }},
-      {"a scale by address", Code::unsupported, "kv_scale_ptr",
-       [](DecodeArgs& a) { a.kv_scale_ptr = reinterpret_cast<const float*>(a.pages.block_table); }},
+      {"a scale by address", Code::unsupported, "kv_scale",
+       [](DecodeArgs& a) { a.kv_scale.ptr = reinterpret_cast<const float*>(a.pages.block_table); }},
       {"a negative scale", Code::invalid_argument, "scale", [](DecodeArgs& a) { a.scale = -1; }},
       {"a workspace that is too small", Code::invalid_argument, "workspace",
        [](DecodeArgs& a) {

@@ -156,15 +156,15 @@ TEST_F(GpuWriteKv, WritesTheBytesTheCpuWrites) {
           args.slot_mapping = {static_cast<const std::int64_t*>(s), slots.size()};
           args.kv_cache = dense(to, element, {pages, page_size, width});
           args.kv_format = format;
-          args.kv_scale = format == KvFormat::fp8_e4m3 ? 0.375f : 1;
+          args.kv_scale.value = format == KvFormat::fp8_e4m3 ? 0.375f : 1;
           return args;
         };
         WriteKvArgs device = arguments(d_kv_c.data(), d_k_pe.data(), d_slots.data(), d_cache.data());
         device.stream = stream();
-        const DeviceMemory d_scale = copy(&device.kv_scale, sizeof(float));
+        const DeviceMemory d_scale = copy(&device.kv_scale.value, sizeof(float));
         if (format == KvFormat::fp8_e4m3 && page_size != 1) {  // by address; the value beside it is not looked at
-          device.kv_scale_ptr = reinterpret_cast<const float*>(d_scale.data());
-          device.kv_scale = std::nanf("");
+          device.kv_scale.ptr = reinterpret_cast<const float*>(d_scale.data());
+          device.kv_scale.value = std::nanf("");
         }
         ASSERT_TRUE(succeeded(write_kv(backend(), device)));
         ASSERT_TRUE(succeeded(backend().synchronize(stream())));

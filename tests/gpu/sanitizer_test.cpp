@@ -141,13 +141,13 @@ TEST_F(GpuEveryKernel, OfWriteAndGatherServesEveryFormat) {
     write.slot_mapping = {reinterpret_cast<const std::int64_t*>(d_slots.data()), slots.size()};
     write.kv_cache = dense(static_cast<void*>(d_cache.data()), element, {kPages, kPageSize, width});
     write.kv_format = format;
-    write.kv_scale = kv_scale;
+    write.kv_scale.value = kv_scale;
     write.stream = stream();
     ASSERT_TRUE(succeeded(write_kv(backend(), write)));
     GatherKvArgs gather;
     gather.kv_cache = write.kv_cache;
     gather.kv_format = format;
-    gather.kv_scale = kv_scale;
+    gather.kv_scale.value = kv_scale;
     gather.pages = {
         .block_table = reinterpret_cast<const std::int32_t*>(table.data()), .block_table_stride = 2, .max_pages = 2};
     gather.first_token = 1;

@@ -43,7 +43,7 @@ TEST_P(GatherKv, FindsTheTokensOfEveryFormat) {
     write.k_pe = dense(static_cast<const void*>(rope.data()), Dtype::f32, {kPages * kPageSize, kRope});
     write.slot_mapping = slots;
     write.kv_cache = cache_view;
-    write.kv_format = format, write.kv_scale = kv_scale;
+    write.kv_format = format, write.kv_scale.value = kv_scale;
     ASSERT_TRUE(write_kv(backend, write).ok());
 
     for (const Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f16})
@@ -52,8 +52,8 @@ TEST_P(GatherKv, FindsTheTokensOfEveryFormat) {
         std::vector<std::byte> out(static_cast<std::size_t>((rows + 1) * kStride) * dtype_bytes(dtype),
                                    std::byte{0xa7});
         GatherKvArgs args;
-        args.kv_cache = cache_view, args.kv_format = format, args.kv_scale = kv_scale;
-        if (csr) args.kv_scale = std::nanf(""), args.kv_scale_ptr = &kv_scale;
+        args.kv_cache = cache_view, args.kv_format = format, args.kv_scale.value = kv_scale;
+        if (csr) args.kv_scale = {.value = std::nanf(""), .ptr = &kv_scale};
         if (csr)
           args.pages.page_indptr = indptr, args.pages.page_indices = table;
         else

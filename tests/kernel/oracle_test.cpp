@@ -209,7 +209,7 @@ TEST(Oracle, WriteKvPutsTokensIntoTheirSlots) {
                    .slot_mapping = slots,
                    .kv_cache = dense(static_cast<void*>(cache.data()), Dtype::fp8_e4m3, {2, 2, 2}),
                    .kv_format = KvFormat::fp8_e4m3,
-                   .kv_scale = 2});
+                   .kv_scale = {.value = 2}});
   const std::vector<std::uint8_t> expected = {0x7e, 0xbc, 0xaa, 0xaa, 0x40, 0xc0, 0x30, 0xb0};
   EXPECT_EQ(cache, expected);
 }

@@ -66,8 +66,8 @@ class Writing {
             .slot_mapping = slots_,
             .kv_cache = cache,
             .kv_format = case_.format,
-            .kv_scale = case_.by_address ? std::numeric_limits<float>::quiet_NaN() : case_.kv_scale,
-            .kv_scale_ptr = case_.by_address ? &case_.kv_scale : nullptr};
+            .kv_scale = {.value = case_.by_address ? std::numeric_limits<float>::quiet_NaN() : case_.kv_scale,
+                         .ptr = case_.by_address ? &case_.kv_scale : nullptr}};
   }
 
   const std::vector<std::int64_t>& slots() const { return slots_; }

@@ -120,10 +120,10 @@ inline latte_decode_args to_c(const DecodeArgs& args) {
   out.page_indices_count = static_cast<int64_t>(args.pages.page_indices.size());
   out.workspace = args.workspace.data();
   out.workspace_bytes = args.workspace.size();
-  out.q_scale = args.q_scale;
-  out.kv_scale = args.kv_scale;
-  out.q_scale_ptr = args.q_scale_ptr;
-  out.kv_scale_ptr = args.kv_scale_ptr;
+  out.q_scale = args.q_scale.value;
+  out.kv_scale = args.kv_scale.value;
+  out.q_scale_ptr = args.q_scale.ptr;
+  out.kv_scale_ptr = args.kv_scale.ptr;
   out.stream = args.stream;
   out.overlap_previous = args.overlap_previous ? 1 : 0;
   return out;
@@ -137,8 +137,8 @@ inline latte_write_kv_args to_c(const WriteKvArgs& args) {
   out.kv_cache = to_c(args.kv_cache);
   out.slot_mapping = args.slot_mapping.data();
   out.slot_mapping_count = static_cast<int64_t>(args.slot_mapping.size());
-  out.kv_scale = args.kv_scale;
-  out.kv_scale_ptr = args.kv_scale_ptr;
+  out.kv_scale = args.kv_scale.value;
+  out.kv_scale_ptr = args.kv_scale.ptr;
   out.stream = args.stream;
   return out;
 }

@@ -154,14 +154,14 @@ const std::vector<DecodeCase>& decode_cases() {
       {"scale is NaN", invalid_argument, "scale", [](Step&, DecodeArgs& a) { a.scale = kNan; }},
       {"scale is infinite", invalid_argument, "scale", [](Step&, DecodeArgs& a) { a.scale = kInf; }},
       {"scale is negative", invalid_argument, "scale", [](Step&, DecodeArgs& a) { a.scale = -0.1f; }},
-      {"kv_scale is zero", invalid_argument, "kv_scale", [](Step&, DecodeArgs& a) { a.kv_scale = 0; }},
-      {"kv_scale with an fp32 cache", invalid_argument, "kv_scale", [](Step&, DecodeArgs& a) { a.kv_scale = 2; }},
+      {"kv_scale is zero", invalid_argument, "kv_scale", [](Step&, DecodeArgs& a) { a.kv_scale.value = 0; }},
+      {"kv_scale with an fp32 cache", invalid_argument, "kv_scale", [](Step&, DecodeArgs& a) { a.kv_scale.value = 2; }},
       {"kv_scale behind a pointer", invalid_argument, "kv_scale",
-       [](Step& s, DecodeArgs& a) { a.kv_scale_ptr = &s.bad_scale; }},
-      {"q_scale is NaN", invalid_argument, "q_scale", [](Step&, DecodeArgs& a) { a.q_scale = kNan; }},
-      {"q_scale with fp32 q", invalid_argument, "q_scale", [](Step&, DecodeArgs& a) { a.q_scale = 0.5f; }},
+       [](Step& s, DecodeArgs& a) { a.kv_scale.ptr = &s.bad_scale; }},
+      {"q_scale is NaN", invalid_argument, "q_scale", [](Step&, DecodeArgs& a) { a.q_scale.value = kNan; }},
+      {"q_scale with fp32 q", invalid_argument, "q_scale", [](Step&, DecodeArgs& a) { a.q_scale.value = 0.5f; }},
       {"q_scale behind a pointer", invalid_argument, "q_scale",
-       [](Step& s, DecodeArgs& a) { a.q_scale_ptr = &s.bad_scale; }},
+       [](Step& s, DecodeArgs& a) { a.q_scale.ptr = &s.bad_scale; }},
       // workspace
       {"workspace too small", invalid_argument, "workspace",
        [](Step& s, DecodeArgs& a) { a.workspace = {s.workspace, 64}; }},
@@ -240,6 +240,20 @@ TEST_F(BadDecode, EveryBrokenCallNamesItsFieldInC) {
 }
 
 // Validation sees addresses only, so a device's rules need no device.
+// Their values are fine: it is their number that nobody has a use for. C has no field for it.
+TEST_F(BadDecode, ScalesForEachHeadAreRefused) {
+  const std::vector<float> ones(static_cast<std::size_t>(step_.problem.heads), 1.0f);
+  const Fp8Scale per_head{.ptr = ones.data(), .per_head = true};
+  DecodeArgs query = step_.args(), cache = query;
+  query.q_scale = per_head;
+  expect_error(answer(decode(metadata_, query)), invalid_argument, "q_scale");
+  cache.kv_scale = per_head;
+  expect_error(answer(decode(metadata_, cache)), invalid_argument, "kv_scale");
+  EXPECT_TRUE(step_.untouched());
+  cache.kv_scale.per_head = false;
+  EXPECT_TRUE(decode(metadata_, cache).ok());
+}
+
 TEST(BadDeviceCache, StridesThatACopyEngineCannotWalkNameTheCache) {
   alignas(16) std::byte memory[16] = {};
   const auto validate = [&](std::int64_t pages, std::int32_t page_size, std::int64_t page_stride,

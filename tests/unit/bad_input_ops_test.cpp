@@ -144,9 +144,9 @@ const std::vector<Case<WriteCall>>& write_cases() {
        [](W& w) {
          w.args.slot_mapping = {static_cast<const std::int64_t*>(nullptr), 3};
        }},
-      {"kv_scale is NaN", invalid_argument, "kv_scale", [](W& w) { w.args.kv_scale = kNan; }},
-      {"kv_scale with an fp32 cache", invalid_argument, "kv_scale", [](W& w) { w.args.kv_scale = 2; }},
-      {"kv_scale behind a pointer", invalid_argument, "kv_scale", [](W& w) { w.args.kv_scale_ptr = &kNan; }},
+      {"kv_scale is NaN", invalid_argument, "kv_scale", [](W& w) { w.args.kv_scale.value = kNan; }},
+      {"kv_scale with an fp32 cache", invalid_argument, "kv_scale", [](W& w) { w.args.kv_scale.value = 2; }},
+      {"kv_scale behind a pointer", invalid_argument, "kv_scale", [](W& w) { w.args.kv_scale.ptr = &kNan; }},
   };
   return kCases;
 }
@@ -164,6 +164,11 @@ TEST(BadInput, EveryBrokenWriteNamesItsField) {
     expect_error(answer(latte_write_kv(c_backend, &args, &error), error), broken.code, broken.field);
     EXPECT_TRUE(Step::all_poison(call.cache));
   }
+  WriteCall per_head;
+  const float ones[] = {1, 1};
+  per_head.args.kv_scale = {.ptr = ones, .per_head = true};  // C has no field for it
+  expect_error(answer(write_kv(backend, per_head.args)), invalid_argument, "kv_scale");
+  EXPECT_TRUE(Step::all_poison(per_head.cache));
   WriteCall good;
   EXPECT_TRUE(write_kv(backend, good.args).ok());
   EXPECT_EQ(good.cache[0], 1.0f);

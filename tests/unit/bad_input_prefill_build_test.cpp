@@ -222,8 +222,8 @@ const std::vector<GatherCase>& gather_cases() {
       {"cache of another dtype", invalid_argument, "kv_cache", [](Gather&, G& a) { a.kv_cache.dtype = Dtype::f16; }},
       {"cache of another width", invalid_argument, "kv_cache", [](Gather&, G& a) { a.kv_cache.shape[2] = 16; }},
       {"cache of empty pages", invalid_argument, "kv_cache", [](Gather&, G& a) { a.kv_cache.shape[1] = 0; }},
-      {"kv_scale with an fp32 cache", invalid_argument, "kv_scale", [](Gather&, G& a) { a.kv_scale = 2; }},
-      {"kv_scale behind a pointer", invalid_argument, "kv_scale", [](Gather&, G& a) { a.kv_scale_ptr = &kMinusOne; }},
+      {"kv_scale with an fp32 cache", invalid_argument, "kv_scale", [](Gather&, G& a) { a.kv_scale.value = 2; }},
+      {"kv_scale behind a pointer", invalid_argument, "kv_scale", [](Gather&, G& a) { a.kv_scale.ptr = &kMinusOne; }},
       {"no out", missing_argument, "out", [](Gather&, G& a) { a.out = {}; }},
       {"out with too few rows", invalid_argument, "out", [](Gather&, G& a) { a.out.shape[0] = 4; }},
       {"out of fp8", invalid_argument, "out", [](Gather&, G& a) { a.out.dtype = Dtype::fp8_e4m3; }},
@@ -261,6 +261,12 @@ TEST(BadPrefillInput, EveryBrokenGatherNamesItsField) {
     expect_error(answer(latte_gather_kv(c_backend, &c_args, &error), error), broken.code, broken.field);
     EXPECT_EQ(step.rows, std::vector<float>(step.rows.size(), -1.0f));
   }
+  Gather per_head;
+  const float ones[] = {1, 1};
+  GatherKvArgs scaled = per_head.args();
+  scaled.kv_scale = {.ptr = ones, .per_head = true};  // C has no field for it
+  expect_error(answer(gather_kv(backend, scaled)), invalid_argument, "kv_scale");
+  EXPECT_EQ(per_head.rows, std::vector<float>(per_head.rows.size(), -1.0f));
   Gather good;
   // Slots: request 0 has pages 3 and 0, request 1 page 2; tokens from 1 on. The sixth row is nobody's.
   const std::vector<float> slots{13, 14, 15, 0, 9, -1};

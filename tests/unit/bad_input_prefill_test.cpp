@@ -85,9 +85,9 @@ const std::vector<BrokenCall>& prefill_cases() {
       {"v_scale behind a pointer with fp32", invalid_argument, "v_scale",
        [](C& c, A& a) { a.v_scale.ptr = &c.good_scale; }},
       {"k_scale a head without pointer", missing_argument, "k_scale", [](C&, A& a) { a.k_scale.per_head = true; }},
-      {"kv_scale with an fp32 cache", invalid_argument, "kv_scale", [](C&, A& a) { a.kv_scale = 2; }},
-      {"kv_scale is infinite", invalid_argument, "kv_scale", [](C&, A& a) { a.kv_scale = kInf; }},
-      {"kv_scale behind a pointer", invalid_argument, "kv_scale", [](C&, A& a) { a.kv_scale_ptr = &kInf; }},
+      {"kv_scale with an fp32 cache", invalid_argument, "kv_scale", [](C&, A& a) { a.kv_scale.value = 2; }},
+      {"kv_scale is infinite", invalid_argument, "kv_scale", [](C&, A& a) { a.kv_scale.value = kInf; }},
+      {"kv_scale behind a pointer", invalid_argument, "kv_scale", [](C&, A& a) { a.kv_scale.ptr = &kInf; }},
       // workspace and stream
       {"workspace too small", invalid_argument, "workspace", [](C& c, A& a) { a.workspace = {c.workspace, 64}; }},
       {"workspace misaligned", invalid_argument, "workspace",
@@ -315,6 +315,16 @@ TEST_F(BadPrefill, Fp8ScalesAreLookedAtWhereTheyAreUsed) {
   args.k_scale = {.ptr = per_head, .per_head = true};
   args.v_scale.ptr = &case_.good_scale;
   EXPECT_TRUE(prefill(metadata, args).ok());
+}
+
+TEST_F(BadPrefill, ACacheHasNoScalesForEachHead) {
+  const float ones[] = {1, 1, 1};
+  PrefillArgs args = case_.args();
+  args.kv_scale = {.ptr = ones, .per_head = true};
+  expect_error(answer(prefill(metadata_, args)), invalid_argument, "kv_scale");
+  EXPECT_TRUE(case_.untouched());
+  args.kv_scale.per_head = false;
+  EXPECT_TRUE(prefill(metadata_, args).ok());
 }
 
 TEST_F(BadPrefill, ArgumentsOfAContextNeedOne) {

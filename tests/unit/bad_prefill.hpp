@@ -65,8 +65,8 @@ inline latte_gather_kv_args to_c(const GatherKvArgs& args) {
   out.out_start_count = static_cast<int64_t>(args.out_start.size());
   out.first_token = args.first_token;
   out.tokens = args.tokens;
-  out.kv_scale = args.kv_scale;
-  out.kv_scale_ptr = args.kv_scale_ptr;
+  out.kv_scale = args.kv_scale.value;
+  out.kv_scale_ptr = args.kv_scale.ptr;
   out.stream = args.stream;
   return out;
 }
@@ -151,8 +151,8 @@ struct PrefillCase {
     c.page_indptr_count = static_cast<int64_t>(args.pages.page_indptr.size());
     c.page_indices = args.pages.page_indices.data();
     c.page_indices_count = static_cast<int64_t>(args.pages.page_indices.size());
-    c.kv_scale = args.kv_scale;
-    c.kv_scale_ptr = args.kv_scale_ptr;
+    c.kv_scale = args.kv_scale.value;
+    c.kv_scale_ptr = args.kv_scale.ptr;
     c.user = this;
     if (args.expand != nullptr)
       c.expand = [](void* user, const latte_context_chunk* chunk, latte_error* error) -> latte_code {

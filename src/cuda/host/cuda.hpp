@@ -64,15 +64,13 @@ struct WriteKvCall {
   std::int64_t page_count = 0;  // slots behind the last page are skipped
   std::int32_t page_size = 1, latent = 512, rope = 64;
   KvFormat format = KvFormat::bf16;
-  float kv_scale = 1;
-  const float* kv_scale_ptr = nullptr;  // if given, instead of kv_scale
+  Fp8Scale kv_scale{};  // one number
 };
 
 struct GatherKvCall {
   CacheView kv;
   KvFormat format = KvFormat::bf16;
-  float kv_scale = 1;
-  const float* kv_scale_ptr = nullptr;  // if given, instead of kv_scale
+  Fp8Scale kv_scale{};  // one number
   std::int32_t first_token = 0;
   const std::int32_t* out_start = nullptr;  // [requests + 1]
   std::int32_t requests = 0, tokens = 0;

@@ -43,7 +43,7 @@ __device__ std::int32_t owner(const GatherKvCall& call, std::int32_t row) {
 __global__ void __launch_bounds__(kThreads) gather_kv_kernel(const __grid_constant__ GatherKvCall call) {
   const auto lane = static_cast<std::int32_t>(threadIdx.x) % 32;
   const std::int64_t size = dtype_size(call.out_dtype);
-  const float kv_scale = call.kv_scale_ptr ? *call.kv_scale_ptr : call.kv_scale;
+  const float kv_scale = call.kv_scale.ptr ? *call.kv_scale.ptr : call.kv_scale.value;
   for (std::int64_t row = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; row < call.tokens;
        row += std::int64_t{gridDim.x} * kWarps) {
     const std::int32_t request = owner(call, static_cast<std::int32_t>(row));

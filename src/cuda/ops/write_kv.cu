@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kThreads) write_kv_kernel(const __grid_constan
   const auto* kv_c = static_cast<const std::byte*>(call.kv_c);
   const auto* k_pe = static_cast<const std::byte*>(call.k_pe);
   const std::int64_t size = dtype_size(call.dtype);
-  const float kv_scale = call.kv_scale_ptr ? *call.kv_scale_ptr : call.kv_scale;
+  const float kv_scale = call.kv_scale.ptr ? *call.kv_scale.ptr : call.kv_scale.value;
   for (std::int64_t n = blockIdx.x; n < call.tokens; n += gridDim.x) {
     const std::int64_t slot = call.slots[n];
     if (slot < 0) continue;

@@ -17,13 +17,6 @@ struct PrefillTensor {
   std::int32_t tokens = 0;
 };
 
-// As Fp8Scale.
-struct ScaleView {
-  float value = 1;
-  const float* ptr = nullptr;
-  bool per_head = false;
-};
-
 inline constexpr std::int32_t kPrefillRows = 128;   // query tokens a tile
 inline constexpr std::int32_t kPrefillBlock = 128;  // KV tokens a block
 inline constexpr std::int32_t kPrefillWidth = 192;  // of q and k
@@ -55,7 +48,7 @@ struct PrefillCall {
   Mask mask = Mask::causal;
   float scale = 1;
   PrefillTensor q, k, v;
-  ScaleView q_scale, k_scale, v_scale;
+  Fp8Scale q_scale, k_scale, v_scale;
   OutputView out;
   std::int32_t out_tokens = 0;  // rows of q, out and lse: those of later steps behind them are dropped
   const std::int32_t* query_start = nullptr;
@@ -74,7 +67,7 @@ struct PrefillKernel {
 struct ConvertCall {
   PrefillTensor from;
   Dtype from_dtype = Dtype::bf16;  // bf16 and f16 become fp8, fp8 becomes f16
-  ScaleView scale;  // to fp8: divided by it. From fp8 the values stay as they are: the kernel knows the scale.
+  Fp8Scale scale;  // to fp8: divided by it. From fp8 the values stay as they are: the kernel knows the scale.
   std::int32_t heads = 1, width = kPrefillWidth;
   void* to = nullptr;  // [tokens, heads, width], dense
 };

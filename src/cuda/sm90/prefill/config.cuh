@@ -116,7 +116,7 @@ __device__ __forceinline__ void clear_rows_from(std::uint32_t rows, std::int32_t
   for (int at = from * kRowBytes + lane * 16; at < kTokens * kRowBytes; at += 32 * 16) prim::store_16_zeros(rows + at);
 }
 
-__device__ __forceinline__ float scale_of(const ScaleView& scale, std::int32_t head) {
+__device__ __forceinline__ float scale_of(const Fp8Scale& scale, std::int32_t head) {
   return scale.ptr ? __ldg(scale.ptr + (scale.per_head ? head : 0)) : scale.value;
 }
 
