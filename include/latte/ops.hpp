@@ -17,11 +17,15 @@ struct Partial {
   ConstTensorView lse{};  // fp32 [T, H]; -inf = saw nothing
 };
 
+struct MergeArgs {
+  std::span<const Partial> partials{};  // at least one; cuda takes at most 64 a call
+  TensorView out{};                     // [T, H, latent]; may be one of the partials' own
+  TensorView lse{};                     // optional, fp32 [T, H]; the same
+  Stream stream = nullptr;              // where to queue the work on a device
+};
+
 // lse = ln sum e^lse_k and out = sum e^(lse_k - lse) out_k, in the order of the partials. (0, -inf) is neutral.
-// `out` may be one of the partials' own tensors; `lse` is optional. On a device: queued in the stream. At least one
-// partial; cuda takes at most 64 a call.
-Status merge(const Backend& backend, std::span<const Partial> partials, const TensorView& out, const TensorView& lse,
-             Stream stream = nullptr);
+Status merge(const Backend& backend, const MergeArgs& args);
 
 struct WriteKvArgs {
   ConstTensorView kv_c{};                        // [N, latent]

@@ -193,9 +193,9 @@ latte_code latte_merge(const latte_backend* backend, const latte_merge_args* arg
     LATTE_RETURN_IF_ERROR(read_struct(args, "args", offsetof(latte_merge_args, lse), full));
     std::span<const latte_partial> given;
     LATTE_RETURN_IF_ERROR(read_span(full.partials, full.partial_count, "partials", given));
-    TensorView out, lse;
-    LATTE_RETURN_IF_ERROR(read_tensor(full.out, "out", out));
-    LATTE_RETURN_IF_ERROR(read_tensor(full.lse, "lse", lse));
+    MergeArgs call{.stream = full.stream};
+    LATTE_RETURN_IF_ERROR(read_tensor(full.out, "out", call.out));
+    LATTE_RETURN_IF_ERROR(read_tensor(full.lse, "lse", call.lse));
     // No heap for as many as the C++ function joins without it.
     std::array<Partial, 32> few;
     std::vector<Partial> many(given.size() > few.size() ? given.size() : 0);
@@ -204,7 +204,8 @@ latte_code latte_merge(const latte_backend* backend, const latte_merge_args* arg
       LATTE_RETURN_IF_ERROR(read_input(given[i].out, "partials.out", partials[i].out));
       LATTE_RETURN_IF_ERROR(read_input(given[i].lse, "partials.lse", partials[i].lse));
     }
-    return merge(backend->backend, partials, out, lse, full.stream);
+    call.partials = partials;
+    return merge(backend->backend, call);
   });
 }
 

@@ -194,15 +194,16 @@ Result<std::unique_ptr<DecodeStep>> CpuImpl::make_step(const Builder& builder, c
       std::make_unique<CpuStep>(workers_, **kernel, builder, words, options.own_workspace));
 }
 
-Status CpuImpl::merge(std::span<const Partial> partials, const TensorView& out, const TensorView& lse,
-                      Stream /*stream*/) {
+Status CpuImpl::merge(const MergeArgs& args) {
+  const std::span<const Partial> partials = args.partials;
   // Context parallelism and chunked prefill join a handful; only more than that goes to the heap.
   std::array<cpu::MergePart, 32> few;
   std::vector<cpu::MergePart> many(partials.size() > few.size() ? partials.size() : 0);
   const std::span<cpu::MergePart> parts = many.empty() ? std::span(few).first(partials.size()) : std::span(many);
   for (std::size_t i = 0; i < partials.size(); ++i) parts[i] = merge_part(partials[i]);
+  const TensorView& out = args.out;
   cpu::run_merge(workers_, parts, out.shape[0], static_cast<std::int32_t>(out.shape[1]),
-                 static_cast<std::int32_t>(out.shape[2]), output_view(out, lse));
+                 static_cast<std::int32_t>(out.shape[2]), output_view(out, args.lse));
   return {};
 }
 

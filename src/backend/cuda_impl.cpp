@@ -91,15 +91,15 @@ Status CudaImpl::init_workspace(const Builder& builder, std::span<std::byte> wor
   return device_->clear(workspace.data(), arrived_bytes(builder.sizes), stream);
 }
 
-Status CudaImpl::merge(std::span<const Partial> partials, const TensorView& out, const TensorView& lse, Stream stream) {
+Status CudaImpl::merge(const MergeArgs& args) {
   std::array<cuda::MergePart, cuda::kMaxMergeParts> parts;
-  std::transform(partials.begin(), partials.end(), parts.begin(), merge_part);
-  return device_->merge({.parts = std::span(parts).first(partials.size()),
-                         .tokens = out.shape[0],
-                         .heads = static_cast<std::int32_t>(out.shape[1]),
-                         .latent = static_cast<std::int32_t>(out.shape[2]),
-                         .out = device_output(out, lse)},
-                        stream);
+  std::transform(args.partials.begin(), args.partials.end(), parts.begin(), merge_part);
+  return device_->merge({.parts = std::span(parts).first(args.partials.size()),
+                         .tokens = args.out.shape[0],
+                         .heads = static_cast<std::int32_t>(args.out.shape[1]),
+                         .latent = static_cast<std::int32_t>(args.out.shape[2]),
+                         .out = device_output(args.out, args.lse)},
+                        args.stream);
 }
 
 Status CudaImpl::write_kv(const WriteKvArgs& args) {

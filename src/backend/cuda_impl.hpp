@@ -42,7 +42,7 @@ class CudaImpl final : public Impl {
   Status init_prefill_workspace(const PrefillSetup& setup, std::byte* workspace, Stream stream) override;
   Status gather_kv(const GatherKvArgs& args) override;
 
-  Status merge(std::span<const Partial> partials, const TensorView& out, const TensorView& lse, Stream stream) override;
+  Status merge(const MergeArgs& args) override;
   Status write_kv(const WriteKvArgs& args) override;
 
   Result<Ceilings> measure_ceilings(std::string_view kernel) override;

@@ -100,8 +100,7 @@ class Impl {
   virtual Status gather_kv(const GatherKvArgs& args) = 0;
 
   // Arguments are valid and there is something to do.
-  virtual Status merge(std::span<const Partial> partials, const TensorView& out, const TensorView& lse,
-                       Stream stream) = 0;
+  virtual Status merge(const MergeArgs& args) = 0;
   virtual Status write_kv(const WriteKvArgs& args) = 0;
 
   virtual Result<Ceilings> measure_ceilings(std::string_view kernel) = 0;

@@ -6,13 +6,12 @@
 
 namespace latte {
 
-Status merge(const Backend& backend, std::span<const Partial> partials, const TensorView& out, const TensorView& lse,
-             Stream stream) {
+Status merge(const Backend& backend, const MergeArgs& args) {
   const backend::Place place = backend.impl().place();
-  LATTE_RETURN_IF_ERROR(backend::validate_stream(place, stream));
-  LATTE_RETURN_IF_ERROR(backend::validate_merge_args(partials, out, lse, place));
-  if (out.shape[0] == 0) return {};
-  return backend.impl().merge(partials, out, lse, stream);
+  LATTE_RETURN_IF_ERROR(backend::validate_stream(place, args.stream));
+  LATTE_RETURN_IF_ERROR(backend::validate_merge_args(args, place));
+  if (args.out.shape[0] == 0) return {};
+  return backend.impl().merge(args);
 }
 
 Status write_kv(const Backend& backend, const WriteKvArgs& args) {

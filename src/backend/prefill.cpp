@@ -89,12 +89,12 @@ class ChunkedRun {
     LATTE_RETURN_IF_ERROR(args_.expand(args_.user, filled));
     LATTE_RETURN_IF_ERROR(attend(*chunk.step, filled.k, filled.v, part_, builder_.workspaces.chunk));
     const std::array<Partial, 2> both = {Partial{sum_.out, sum_.lse}, Partial{part_.out, part_.lse}};
-    if (index + 1 < slot_.chunks) return impl_.merge(both, sum_.out, sum_.lse, args_.stream);
+    if (index + 1 < slot_.chunks) return impl_.merge({both, sum_.out, sum_.lse, args_.stream});
     // The caller's tensors may have more rows than the step.
     TensorView out = args_.out, lse = args_.lse;
     out.shape[0] = tokens_;
     if (lse.rank != 0) lse.shape[0] = tokens_;
-    return impl_.merge(both, out, lse, args_.stream);
+    return impl_.merge({both, out, lse, args_.stream});
   }
 
   const PrefillSlot& slot_;

@@ -236,8 +236,8 @@ std::string merges(const Column& column) {
   for (Dtype dtype : kDtypes) {
     const Partial part{dense(static_cast<const void*>(memory.data()), dtype, {1, 1, 16}),
                        dense(static_cast<const void*>(memory.data()), Dtype::f32, {1, 1})};
-    list.add(validate_merge_args({&part, 1}, dense(memory.data(), dtype, {1, 1, 16}), {}, column.place).ok(),
-             dtype_name(dtype));
+    const MergeArgs args{.partials = {&part, 1}, .out = dense(memory.data(), dtype, {1, 1, 16})};
+    list.add(validate_merge_args(args, column.place).ok(), dtype_name(dtype));
   }
   return list.text();
 }
@@ -247,7 +247,7 @@ std::string merge_partials(const Column& column) {
   const TensorView out = dense(memory.data(), Dtype::f32, {1, 1, 16});
   const std::vector<Partial> parts(1000, {out, dense(memory.data(), Dtype::f32, {1, 1})});
   const auto takes = [&](std::size_t count) {
-    return validate_merge_args(std::span(parts).first(count), out, {}, column.place).ok();
+    return validate_merge_args({.partials = std::span(parts).first(count), .out = out}, column.place).ok();
   };
   if (takes(parts.size())) return "any >= 1";
   std::size_t most = 0;

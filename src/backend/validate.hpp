@@ -109,8 +109,7 @@ Status validate_lengths(const PrefillLengths& lengths, const Limits& limits, std
                         const PrefillContext* context);
 Status validate_prefill_args(const PlannedPrefill& step, const PrefillArgs& args);
 
-Status validate_merge_args(std::span<const Partial> partials, const TensorView& out, const TensorView& lse,
-                           Place place = Place::host);
+Status validate_merge_args(const MergeArgs& args, Place place = Place::host);
 Status validate_write_kv_args(const WriteKvArgs& args, Place place = Place::host);
 Status validate_gather_kv_args(const GatherKvArgs& args, Place place = Place::host);
 

@@ -136,8 +136,10 @@ Status validate_gather_kv_args(const GatherKvArgs& args, Place place) {
   return validate_pages(GatherDemand(args, place), args.pages, args.kv_cache.shape[0]);
 }
 
-Status validate_merge_args(std::span<const Partial> partials, const TensorView& out, const TensorView& lse,
-                           Place place) {
+Status validate_merge_args(const MergeArgs& args, Place place) {
+  const std::span<const Partial> partials = args.partials;
+  const TensorView& out = args.out;
+  const TensorView& lse = args.lse;
   if (partials.empty()) return missing("partials", "at least one");
   if (partials.data() == nullptr) return missing("partials", "a pointer", "null");
   if (place == Place::device && partials.size() > cuda::kMaxMergeParts)

@@ -29,7 +29,7 @@ class SoundOps {
 
   Status merge_parts() const {
     const Partial same[] = {{step_.out, step_.lse}, {step_.out, step_.lse}};
-    return merge(backend_, same, step_.out, step_.lse, step_.stream);
+    return merge(backend_, {same, step_.out, step_.lse, step_.stream});
   }
   Status write() const {
     WriteKvArgs args;

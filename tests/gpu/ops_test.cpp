@@ -82,7 +82,7 @@ TEST_F(GpuMerge, AgreesWithTheOracleInEveryFormat) {
           Mirrored out = tensor(layout, latent, out_dtype), lse = tensor(layout, 1, Dtype::f32);
           ASSERT_TRUE(succeeded(out.upload(backend())));
           ASSERT_TRUE(succeeded(lse.upload(backend())));
-          ASSERT_TRUE(succeeded(merge(backend(), device, out.view(), lse.view(2), stream())));
+          ASSERT_TRUE(succeeded(merge(backend(), {device, out.view(), lse.view(2), stream()})));
           ASSERT_TRUE(succeeded(backend().synchronize(stream())));
           ASSERT_TRUE(succeeded(out.download(backend())));
           ASSERT_TRUE(succeeded(lse.download(backend())));
@@ -104,7 +104,7 @@ TEST_F(GpuMerge, MayWriteIntoAPartial) {
   const Partial host[] = {{a.host.view(), host_lse(a_lse)}, {b.host.view(), host_lse(b_lse)}};
   const OracleResult oracle = merge_oracle(host);
   const Partial partials[] = {{a.view(), a_lse.view(2)}, {b.view(), b_lse.view(2)}};
-  ASSERT_TRUE(succeeded(merge(backend(), partials, b.view(), b_lse.view(2), stream())));
+  ASSERT_TRUE(succeeded(merge(backend(), {partials, b.view(), b_lse.view(2), stream()})));
   ASSERT_TRUE(succeeded(backend().synchronize(stream())));
   ASSERT_TRUE(succeeded(b.download(backend())));
   ASSERT_TRUE(succeeded(b_lse.download(backend())));

@@ -109,7 +109,7 @@ TEST_F(GpuEveryKernel, OfMergeJoinsSteps) {
     const OracleResult oracle = merge_oracle(on_host);
     DeviceStep& last = *steps.back();
     const DecodeArgs device = last.args(stream());
-    ASSERT_TRUE(succeeded(merge(backend(), on_device, device.out, device.lse, stream())));
+    ASSERT_TRUE(succeeded(merge(backend(), {on_device, device.out, device.lse, stream()})));
     ASSERT_TRUE(succeeded(backend().synchronize(stream())));
     ASSERT_TRUE(succeeded(last.device.download_outputs(last.batch)));
     const DecodeCase formats{.kv_format = KvFormat::f32, .q_dtype = Dtype::f32, .out_dtype = dtype};

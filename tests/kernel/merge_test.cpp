@@ -67,7 +67,8 @@ void expect_merged(const Backend& backend, const std::vector<RandomPartial>& par
   GuardedTensor lse(layout, shape.tokens, shape.tokens, shape.heads, 1, Dtype::f32);
   TensorView lse_view = lse.view();
   lse_view.rank = 2;
-  const Status status = merge(backend, partials, out.view(), with_lse ? lse_view : TensorView{});
+  const Status status =
+      merge(backend, {.partials = partials, .out = out.view(), .lse = with_lse ? lse_view : TensorView{}});
   ASSERT_TRUE(status.ok()) << status.message();
   const Comparison result = compare(out.view(), with_lse ? ConstTensorView(lse_view) : ConstTensorView(),
                                     merge_oracle(partials), merge_tolerance(out_dtype));
@@ -101,7 +102,7 @@ TEST_F(Merge, OfAnOddWidthIsRightOrRefused) {
       for (int i = 0; i < 2; ++i) parts.emplace_back(shape, dtype, Layout::dense, 0, 0, rng);
       const Partial partials[] = {parts[0].partial(), parts[1].partial()};
       GuardedTensor out(Layout::dense, shape.tokens, shape.tokens, shape.heads, latent, dtype);
-      const Status status = merge(backend, partials, out.view(), {});
+      const Status status = merge(backend, {.partials = partials, .out = out.view()});
       EXPECT_FALSE(out.damage()) << "latent " << latent << ": " << *out.damage();
       if (status.ok())
         expect_merged(backend, parts, shape, dtype, Layout::gapped);
@@ -129,8 +130,9 @@ TEST_F(Merge, PassesANanOn) {
     const auto values = dense(static_cast<const void*>(ones.data()), Dtype::f32, {1, 1, 16});
     const Partial partials[] = {{values, dense(static_cast<const void*>(&lse[0]), Dtype::f32, {1, 1})},
                                 {values, dense(static_cast<const void*>(&lse[1]), Dtype::f32, {1, 1})}};
-    ASSERT_TRUE(
-        merge(backend, partials, dense(out.data(), Dtype::f32, {1, 1, 16}), dense(&merged, Dtype::f32, {1, 1})));
+    ASSERT_TRUE(merge(backend, {.partials = partials,
+                                .out = dense(out.data(), Dtype::f32, {1, 1, 16}),
+                                .lse = dense(&merged, Dtype::f32, {1, 1})}));
     EXPECT_TRUE(std::isnan(merged)) << merged;
     EXPECT_TRUE(std::isnan(out[0])) << out[0];
   }
@@ -150,8 +152,9 @@ TEST_F(Merge, WithAnEmptyPartialChangesNothing) {
   const RandomPartial full({}, Dtype::f32, Layout::dense, 2, 0, rng), empty({}, Dtype::f32, Layout::dense, 0, 1, rng);
   std::vector<float> out(5 * 3 * 48, NAN), lse(5 * 3, NAN);
   const Partial parts[] = {empty.partial(), full.partial(), empty.partial()};
-  const Status status = merge(backend, parts, dense(static_cast<void*>(out.data()), Dtype::f32, {5, 3, 48}),
-                              dense(static_cast<void*>(lse.data()), Dtype::f32, {5, 3}));
+  const Status status = merge(backend, {.partials = parts,
+                                        .out = dense(static_cast<void*>(out.data()), Dtype::f32, {5, 3, 48}),
+                                        .lse = dense(static_cast<void*>(lse.data()), Dtype::f32, {5, 3})});
   ASSERT_TRUE(status.ok()) << status.message();
   EXPECT_EQ(std::memcmp(out.data(), full.out().data, out.size() * sizeof(float)), 0);
   EXPECT_EQ(std::memcmp(lse.data(), full.lse().data, lse.size() * sizeof(float)), 0);
@@ -166,7 +169,7 @@ TEST_F(Merge, SurvivesSumsThatWouldOverflow) {
     std::vector<Partial> partials;
     for (const RandomPartial& part : parts) partials.push_back(part.partial());
     GuardedTensor out(Layout::dense, 5, 5, 3, 48, Dtype::f32);
-    ASSERT_TRUE(merge(backend, partials, out.view(), {}).ok());
+    ASSERT_TRUE(merge(backend, {.partials = partials, .out = out.view()}).ok());
     // fp32 differences of numbers as large as these are good to a few units of their last place.
     const double tolerance = 2e-6 + std::fabs(lse) * 2.4e-7;
     const Comparison result = compare(out.view(), {}, merge_oracle(partials), {.out = tolerance, .lse = 1});
@@ -182,7 +185,7 @@ TEST_F(Merge, WorksInPlace) {
     const Partial parts[] = {first.partial(), second.partial()};
     const OracleResult oracle = merge_oracle(parts);
     const RandomPartial& place = target == 0 ? first : second;
-    const Status status = merge(backend, parts, place.out(), place.lse());
+    const Status status = merge(backend, {.partials = parts, .out = place.out(), .lse = place.lse()});
     ASSERT_TRUE(status.ok()) << status.message();
     const Comparison result = compare(place.out(), place.lse(), oracle, merge_tolerance(Dtype::f32));
     EXPECT_TRUE(result.ok) << "into partial " << target << ": " << result.message;
@@ -194,7 +197,7 @@ TEST_F(Merge, OfNoRowsDoesNothing) {
   const TensorView out = dense(static_cast<void*>(&byte), Dtype::f32, {0, 3, 48});
   const TensorView lse = dense(static_cast<void*>(&byte), Dtype::f32, {0, 3});
   const Partial parts[] = {{out, lse}};
-  EXPECT_TRUE(merge(backend, parts, out, lse).ok());
+  EXPECT_TRUE(merge(backend, {.partials = parts, .out = out, .lse = lse}).ok());
   EXPECT_EQ(byte, 7);
 }
 
@@ -227,7 +230,7 @@ TEST_P(MergedDecode, OfTwoHalvesOfACacheIsTheWhole) {
       partials.push_back({args.out, args.lse});
     }
     const DecodeArgs args = whole.batch.args();
-    ASSERT_TRUE(merge(backend, partials, args.out, args.lse).ok());
+    ASSERT_TRUE(merge(backend, {.partials = partials, .out = args.out, .lse = args.lse}).ok());
     const Comparison result = compare(args.out, args.lse, whole.oracle, c.tolerance(whole.oracle.max_abs_score));
     EXPECT_TRUE(result.ok) << c.name() << ": " << result.message;
   }

@@ -102,7 +102,8 @@ TEST_P(Threads, DecodeMergeAndWriteAtOnce) {
       else if (!report->ok())
         problems[caller] = report->message();
     } else if (caller == 1) {
-      status = merge(backend, halves, dense(static_cast<void*>(merged.data()), Dtype::f32, {8, 1, 512}), {});
+      status = merge(backend,
+                     {.partials = halves, .out = dense(static_cast<void*>(merged.data()), Dtype::f32, {8, 1, 512})});
     } else if (caller == 2) {
       status = write_kv(backend, write);
     }

@@ -27,6 +27,7 @@ struct MergeCall {
     std::memset(out.data(), Step::kPoison, out.size() * sizeof(float));
     std::memset(lse.data(), Step::kPoison, lse.size() * sizeof(float));
   }
+  MergeArgs args() const { return {.partials = parts, .out = out_view, .lse = lse_view}; }
   bool untouched() const { return Step::all_poison(out) && Step::all_poison(lse); }
 };
 
@@ -70,7 +71,7 @@ TEST(BadInput, EveryBrokenMergeNamesItsField) {
     SCOPED_TRACE(broken.name);
     MergeCall call;
     broken.break_it(call);
-    expect_error(answer(merge(backend, call.parts, call.out_view, call.lse_view)), broken.code, broken.field);
+    expect_error(answer(merge(backend, call.args())), broken.code, broken.field);
 
     std::vector<latte_partial> parts;
     for (const Partial& part : call.parts) parts.push_back({to_c(part.out), to_c(part.lse)});
@@ -84,7 +85,7 @@ TEST(BadInput, EveryBrokenMergeNamesItsField) {
     EXPECT_TRUE(call.untouched());
   }
   MergeCall good;
-  EXPECT_TRUE(merge(backend, good.parts, good.out_view, good.lse_view).ok());
+  EXPECT_TRUE(merge(backend, good.args()).ok());
   EXPECT_FALSE(good.untouched());
   latte_backend_close(c_backend, nullptr);
 }
@@ -94,7 +95,7 @@ TEST(BadInput, ADeviceMergesNoMorePartialsThanALaunchCarries) {
   MergeCall call;
   const auto validate = [&](std::size_t count, backend::Place place) {
     const std::vector<Partial> parts(count, call.part);
-    return backend::validate_merge_args(parts, call.out_view, call.lse_view, place);
+    return backend::validate_merge_args({.partials = parts, .out = call.out_view, .lse = call.lse_view}, place);
   };
   EXPECT_TRUE(validate(64, backend::Place::device).ok()) << validate(64, backend::Place::device).message();
   expect_error(answer(validate(65, backend::Place::device)), unsupported, "partials");
@@ -188,8 +189,7 @@ TEST(BadInput, ExtentsThatAreTooLargeAreToldTheLargest) {
   MergeCall heads, values;
   heads.out_view.shape[1] = kTooLarge;
   values.out_view.shape[2] = kTooLarge;
-  for (const MergeCall* call : {&heads, &values})
-    expect_bound(backend::validate_merge_args(call->parts, call->out_view, call->lse_view, host), "out");
+  for (const MergeCall* call : {&heads, &values}) expect_bound(backend::validate_merge_args(call->args(), host), "out");
 
   WriteCall write;
   write.args.kv_cache.shape[1] = kTooLarge;

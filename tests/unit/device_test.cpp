@@ -82,7 +82,7 @@ TEST(DeviceOnCpu, AStreamIsAnErrorEverywhere) {
   EXPECT_EQ(builder.copy_plan(metadata, kSomeStream).status().field(), "stream");
   EXPECT_EQ(backend.synchronize(kSomeStream).field(), "stream");
   EXPECT_EQ(write_kv(backend, {.stream = kSomeStream}).field(), "stream");
-  EXPECT_EQ(merge(backend, {}, {}, {}, kSomeStream).field(), "stream");
+  EXPECT_EQ(merge(backend, {.stream = kSomeStream}).field(), "stream");
   EXPECT_EQ(builder.build_on_device(0, {}, nullptr).status().code(), Code::unsupported);
   EXPECT_EQ(Backend::open({.threads = 1, .device = 1}).status().field(), "device");
 }

@@ -70,7 +70,7 @@ TEST_F(Metadata, MergingAFewAllocatesNothingFromCppAndFromC) {
   c_args.lse = to_c(args.lse);
   latte_backend* c_backend = bad_input::open_c();
   AllocationCount count;
-  const Status status = merge(backend_, parts, args.out, args.lse);
+  const Status status = merge(backend_, {.partials = parts, .out = args.out, .lse = args.lse});
   const latte_code code = latte_merge(c_backend, &c_args, nullptr);
   EXPECT_EQ(count.stop(), 0);
   EXPECT_TRUE(status.ok()) << status.message();
