@@ -20,6 +20,11 @@
 #include <stdint.h>
 #include <string.h>
 
+/* Of this header; latte_version() names the library's. */
+#define LATTE_VERSION_MAJOR 0
+#define LATTE_VERSION_MINOR 1
+#define LATTE_VERSION_PATCH 0
+
 #if defined(__GNUC__)
 #define LATTE_API __attribute__((visibility("default")))
 #define LATTE_NODISCARD __attribute__((warn_unused_result))
@@ -67,6 +72,7 @@ typedef struct latte_error {
     sizeof(latte_error), LATTE_OK, {0}, {0}, { 0 } \
   }
 
+/* "0.1.0" */
 LATTE_API const char* latte_version(void);
 LATTE_API const char* latte_code_name(latte_code code);
 
@@ -83,7 +89,8 @@ typedef struct latte_backend_options {
   const char* name;   /* NULL = "cpu", "cuda", or "auto": cuda where it can be opened, else cpu (see note) */
   const char* kernel; /* NULL = "auto", or the name of one */
   int32_t device;     /* cuda: which GPU, as the driver numbers them */
-  /* cuda: 1 = no launch is a programmatic dependent one, and overlap_previous has no effect */
+  /* cuda: 1 = launch everything in ordinary stream order; overlap_previous then has no effect. For engines whose
+     kernels do not wait as latte_decode requires. */
   int32_t serial_launches;
 } latte_backend_options;
 #define LATTE_BACKEND_OPTIONS_INIT \
@@ -117,11 +124,12 @@ typedef struct latte_kernel_info {
 typedef struct latte_ceilings {
   uint32_t size;
   int32_t reserved;
-  double read_gbps;
-  double tflops;
+  double read_gbps; /* streaming reads from memory */
+  double tflops;    /* the arithmetic the kernel in question uses */
+  double clock_mhz; /* of a device while it did that arithmetic; 0 = not measured */
 } latte_ceilings;
 #define LATTE_CEILINGS_INIT \
-  { sizeof(latte_ceilings), 0, 0.0, 0.0 }
+  { sizeof(latte_ceilings), 0, 0.0, 0.0, 0.0 }
 
 /* options may be NULL. */
 LATTE_API LATTE_NODISCARD latte_code latte_backend_open(const latte_backend_options* options, latte_backend** backend,
@@ -165,7 +173,9 @@ typedef struct latte_limits {
   int32_t max_total_query_tokens; /* of a step; 0 = max_requests * max_query_tokens */
   int64_t max_total_kv_tokens;    /* of a step; 0 = max_requests * max_kv_tokens */
   int32_t max_kv_tokens;          /* of one request */
-  int32_t workers;                /* 0 = all the backend has; decode on cuda: >= 2 above 64 rows, see problem.hpp */
+  /* 0 = all the backend has. On cuda: multiprocessors. In decode, above 64 rows (heads * max_query_tokens) two of them
+     form one worker of the plan, so latte_builder_info's workers is half of this, and at least 2 are needed. */
+  int32_t workers;
 } latte_limits;
 #define LATTE_LIMITS_INIT \
   { sizeof(latte_limits), 0, 1, 0, 0, 0, 0 }
@@ -211,8 +221,12 @@ typedef struct latte_builder_options {
   int32_t policy_n;
   int32_t slots;         /* steps in flight at once; each has its own plan and workspace */
   int32_t own_workspace; /* 0: the caller passes one to latte_decode */
-  int32_t validate; /* cuda: 1 = a kernel looks at lengths and page ids before every decode, and prefill with context */
-  void* plan_memory; /* for the plans of all slots, as latte_builder_needs says; NULL = the builder allocates it */
+  /* cuda: 1 = a kernel looks at lengths and page ids before every decode, and every prefill with context. What it finds
+     is told by the next call on the builder, or by latte_backend_synchronize. */
+  int32_t validate;
+  /* For the plans and lengths of all slots: sized and aligned as latte_builder_needs says, uninitialised, used by
+     nobody else, alive as long as the builder. NULL = the builder allocates it. */
+  void* plan_memory;
   uint64_t plan_memory_bytes;
 } latte_builder_options;
 #define LATTE_BUILDER_OPTIONS_INIT \
@@ -223,8 +237,9 @@ typedef struct latte_workspace_need {
   const char* name; /* for error messages */
   uint64_t bytes;
   uint64_t alignment; /* 0 = 256, or a power of two up to that */
-  uint64_t
-      phases; /* 0 = every phase, or a bit for each one in which it is live; without one in common memory is shared */
+  /* 0 = every phase of a step, or a bit for each one in which its content is needed. Needs without a phase in common
+     share memory. */
+  uint64_t phases;
 } latte_workspace_need;
 
 typedef struct latte_builder_info {
@@ -254,8 +269,8 @@ typedef struct latte_lengths {
   int64_t seq_lens_count;
   const int32_t* query_start; /* [B + 1] prefix sums of the query lengths */
   int64_t query_start_count;
-  const int32_t*
-      visible; /* optional, [query_start[B]]: query token t sees the first visible[t] tokens; replaces mask */
+  /* Optional, [query_start[B]]: query token t sees the first visible[t] of its request's tokens. Replaces the mask. */
+  const int32_t* visible;
   int64_t visible_count;
   void* stream; /* cuda: where the upload of the plan is queued */
 } latte_lengths;
@@ -390,7 +405,10 @@ typedef struct latte_decode_args {
   const float* q_scale_ptr;  /* read at run time instead of q_scale */
   const float* kv_scale_ptr; /* read at run time instead of kv_scale */
   void* stream;
-  int32_t overlap_previous; /* cuda: 1 = may fetch older tokens while the kernel before still runs; see decode.hpp */
+  /* cuda: 1 = plan, lengths, page table and older cache slots are read while the kernel queued before still runs. That
+     kernel may then write only q and the slots of this step's own tokens (a request's last ones, as many as it has
+     query tokens), for which decode waits. */
+  int32_t overlap_previous;
   int32_t reserved;
 } latte_decode_args;
 /* Inline, so that it makes the struct the caller was compiled with: all zero but for the size and the fp8 scales, 1. */
@@ -404,9 +422,19 @@ static inline latte_decode_args latte_decode_args_init(void) {
 }
 
 /* Writes every element of out and lse for rows [0, query_start[B]) and nothing else. That they overlap neither each
- * other nor what the call reads is the caller's to see to. A captured call serves the steps built into its slot later,
- * if all are built the same way (on the device from the same arrays, with no more query tokens), it had query tokens,
- * all or none of them have `visible`, and the page table has a row for each request of the largest. */
+ * other nor what the call reads is the caller's to see to.
+ *
+ * cuda, graphs: the call can be captured. A replay runs the step that was built into the slot last, on the captured
+ * tensors, provided that
+ *   - all of these steps are built the same way: by latte_builder_build, or by latte_builder_build_on_device from the
+ *     same arrays and with no more query tokens;
+ *   - `visible` is given to all of them or to none;
+ *   - the captured step had query tokens;
+ *   - the page table has a row for each request of the largest.
+ *
+ * cuda, the kernel queued before: decode may be a programmatic dependent launch. It waits for the kernel queued before;
+ * if that is such a launch too, it must itself execute griddepcontrol.wait before it ends. A backend that was opened
+ * with serial_launches = 1 does not ask for this. */
 LATTE_API LATTE_NODISCARD latte_code latte_decode(const latte_metadata* metadata, const latte_decode_args* args,
                                                   latte_error* error);
 
@@ -492,7 +520,7 @@ static inline latte_gather_kv_args latte_gather_kv_args_init(void) {
 LATTE_API LATTE_NODISCARD latte_code latte_gather_kv(const latte_backend* backend, const latte_gather_kv_args* args,
                                                      latte_error* error);
 
-/* ---- prefill: expanded keys and values, one K and V a head; latte/prefill.hpp says more ---- */
+/* ---- prefill: expanded keys and values, one K and V a head ---- */
 
 /* Older tokens of the requests, in the paged cache. */
 typedef struct latte_prefill_context {
@@ -503,8 +531,8 @@ typedef struct latte_prefill_context {
   int32_t page_size;
   int32_t max_tokens;       /* of one request */
   int64_t max_total_tokens; /* of a step; 0 = max_requests * max_tokens */
-  int64_t
-      workspace_bytes; /* most a slot may use for chunks and what joins them; 0 = 256 MiB, or the least that works */
+  /* Most a slot may use for chunks and what joins them; 0 = 256 MiB, or the least that works if that is more. */
+  int64_t workspace_bytes;
 } latte_prefill_context;
 #define LATTE_PREFILL_CONTEXT_INIT \
   { sizeof(latte_prefill_context), 512, 64, LATTE_KV_BF16, 64, 0, 0, 0 }
@@ -613,7 +641,9 @@ typedef struct latte_fp8_scale {
   const float* ptr; /* read at run time instead of value: one number, or [heads] */
 } latte_fp8_scale;
 
-/* A chunk of the context on its way: the caller fills k and v from the latent rows, in the stream. */
+/* A chunk of the context on its way: the caller fills k and v from the latent rows, in the stream. k and v have the
+ * problem's dtype: where that is fp8, what is filled in counts times the call's k_scale and v_scale, like k and v
+ * themselves. Latent rows are f16 or f32 where the cache is, else bf16, with the cache's scales multiplied out. */
 typedef struct latte_context_chunk {
   uint32_t size;
   int32_t index;  /* counts up from 0 */
@@ -626,7 +656,8 @@ typedef struct latte_context_chunk {
   latte_tensor v;      /* [tokens, heads, v_width] */
   void* stream;
 } latte_context_chunk;
-/* Anything but LATTE_OK ends the call, which returns it together with what is written to `error`. Must not throw. */
+/* Anything but LATTE_OK ends the call, which returns it together with what is written to `error`. Must not throw, nor
+ * use the slot's builder or metadata. */
 typedef latte_code (*latte_expand_chunk)(void* user, const latte_context_chunk* chunk, latte_error* error);
 
 typedef struct latte_prefill_args {
@@ -671,7 +702,14 @@ static inline latte_prefill_args latte_prefill_args_init(void) {
 }
 
 /* Writes every element of out and lse for rows [0, query_start[B]) and nothing else. That they overlap neither each
- * other nor what the call reads is the caller's to see to. */
+ * other nor what the call reads is the caller's to see to. If it is `expand` that fails, the workspace was written. k
+ * and v may be left out when the step brings no new keys.
+ *
+ * cuda, graphs: the call can be captured.
+ *   - Without context a replay runs the step that was built into the slot last, if that one has no context either and
+ *     the captured one had query tokens and rows of k and v. Rows behind the captured tensors are dropped.
+ *   - With context a replay repeats the captured step, chunk by chunk: `expand` may only queue work in the stream, and
+ *     nothing else may be built into the slot. */
 LATTE_API LATTE_NODISCARD latte_code latte_prefill(const latte_prefill_metadata* metadata,
                                                    const latte_prefill_args* args, latte_error* error);
 

@@ -115,7 +115,12 @@ latte_code latte_backend_measure_ceilings(const latte_backend* backend, const ch
     LATTE_RETURN_IF_ERROR(check_struct(ceilings, "ceilings", offsetof(latte_ceilings, tflops)));
     const auto measured = backend->backend.measure_ceilings(kernel);
     if (!measured.ok()) return measured.status();
-    write_struct({.size = 0, .reserved = 0, .read_gbps = measured->read_gbps, .tflops = measured->tflops}, ceilings);
+    write_struct({.size = 0,
+                  .reserved = 0,
+                  .read_gbps = measured->read_gbps,
+                  .tflops = measured->tflops,
+                  .clock_mhz = measured->clock_mhz},
+                 ceilings);
     return {};
   });
 }
