@@ -21,8 +21,8 @@ struct BackendOptions {
   std::int32_t threads = 0;          // cpu: 0 = what the affinity mask and the cgroup allow
   std::string_view kernel = "auto";  // cpu: or the name of one: amx, avx512_bf16, avx512, avx2, scalar, ...
   std::int32_t device = 0;           // cuda: which GPU, as the driver numbers them
-  // cuda: no launch of latte's is a programmatic dependent one, and overlap_previous has no effect. For kernels around
-  // it that do not keep to what decode() says about those.
+  // cuda: launch everything in ordinary stream order; overlap_previous then has no effect. For engines whose kernels do
+  // not wait as decode() requires.
   bool serial_launches = false;
 };
 

@@ -25,9 +25,9 @@ struct BuilderOptions {
   // at every page id that will be followed. What it finds is told by the next call on the builder, or by
   // Backend::synchronize. On cpu they always look.
   bool validate = false;
-  // Where the plans and lengths of all slots lie: as large and aligned as needs() says, uninitialised, of nobody else,
-  // for as long as the builder lives. On a device it is device memory; what stages a step on the host stays the
-  // builder's. Empty: the builder allocates it.
+  // Memory for the plans and lengths of all slots: sized and aligned as needs() says, uninitialised, used by nobody
+  // else, alive as long as the builder. On a device it is the device's; the buffers on the host from which steps are
+  // uploaded are always the builder's own. Empty: the builder allocates it.
   std::span<std::byte> plan_memory{};
 };
 
@@ -138,9 +138,9 @@ struct DecodeArgs {
   Fp8Scale kv_scale{};               // fp8_e4m3 cache only; one number
   std::span<std::byte> workspace{};  // empty = the slot's own
   Stream stream = nullptr;           // where to queue the work on a device
-  // cuda: read the plan, lengths, the page table and older cache slots while the kernel queued before still runs. That
-  // one may then write nothing of these: only q and the slots of the step's own tokens (a request's last ones, as many
-  // as it has query tokens), for which decode waits.
+  // cuda: plan, lengths, page table and older cache slots are read while the kernel queued before still runs. That
+  // kernel may then write only q and the slots of this step's own tokens (a request's last ones, as many as it has
+  // query tokens), for which decode waits.
   bool overlap_previous = false;
 };
 
@@ -150,12 +150,16 @@ struct DecodeArgs {
 // One thread at a time per slot; different slots may run at once.
 // On a device every address, the page table's included, is a device address, bases and outer strides are multiples of
 // 16 bytes, and the call returns when the work is queued.
-// It can be captured in a graph; a replay runs the step that was built into the slot last, on the captured tensors. All
-// of these steps are built the same way, by build() or by build_on_device() from the same arrays and with no more query
-// tokens; `visible` is given to all or to none; the captured one had query tokens; the page table has a row for each
-// request of the largest.
-// The launch may be a programmatic dependent one: it waits for the kernel queued before it, and if that is such a
-// launch too, it must itself have waited for the one before (griddepcontrol.wait), as is usual.
+// It can be captured in a graph. A replay runs the step that was built into the slot last, on the captured tensors,
+// provided that
+//   - all of these steps are built the same way: by build(), or by build_on_device() from the same arrays and with no
+//     more query tokens;
+//   - `visible` is given to all of them or to none;
+//   - the captured step had query tokens;
+//   - the page table has a row for each request of the largest.
+// On cuda it may be a programmatic dependent launch. It waits for the kernel queued before; if that is such a launch
+// too, it must itself execute griddepcontrol.wait before it ends, as is usual. BackendOptions::serial_launches does
+// without this.
 Status decode(const DecodeMetadata& metadata, const DecodeArgs& args);
 
 }  // namespace latte

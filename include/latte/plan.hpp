@@ -148,10 +148,12 @@ Result<Plan> make_plan(const PlanConfig& config, const StepLengths& lengths, std
 // offsets do not fit the buffer; check_plan looks at the rest.
 Result<Plan> view_plan(std::span<const std::int32_t> words);
 
-// Ticks of one record with all workers at work; as its plan counts it, which may leave some without work on purpose;
-// and of a whole plan: the largest sum over a worker's records. The configuration is the one the plan was made with.
+// Estimated costs, under the configuration that the plan was made with.
+// Of one record, with all workers at work.
 std::int64_t record_ticks(const PlanConfig& config, const WorkRecord& record);
+// Of one record of this plan, which may leave some workers without work on purpose: blocks then take less time.
 std::int64_t record_ticks(const PlanConfig& config, const Plan& plan, const WorkRecord& record);
+// Of a whole plan: the largest sum over a worker's records.
 std::int64_t makespan_ticks(const PlanConfig& config, const Plan& plan);
 // Sum over tiles of the cost of the unsplit tile: what a perfect split would share out. Errors are make_plan's.
 Result<std::int64_t> unsplit_ticks(const PlanConfig& config, const StepLengths& lengths);

@@ -82,8 +82,8 @@ struct Limits {
   std::int32_t max_total_query_tokens = 0;  // of a step; 0 = max_requests * max_query_tokens
   std::int32_t max_kv_tokens = 0;           // of one request
   std::int64_t max_total_kv_tokens = 0;     // of a step; 0 = max_requests * max_kv_tokens
-  // 0 = all the backend has. Decode on cuda needs at least 2 where heads * max_query_tokens is above 64, as two workers
-  // then share a tile.
+  // 0 = all the backend has. On cuda: multiprocessors. In decode, above 64 rows (heads * max_query_tokens) two of them
+  // form one worker of the plan, so PlanConfig::workers is half of this, and at least 2 are needed.
   std::int32_t workers = 0;
 };
 

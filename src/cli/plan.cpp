@@ -1,5 +1,6 @@
 // latte plan: the plan of a batch as text, JSON or a picture, for any number of workers.
 #include <cstdio>
+#include <optional>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -33,7 +34,8 @@ struct Planned {
   BatchSpec spec;
   BatchLengths lengths;
   Policy asked;
-  KernelChoice choice;  // with the number of workers that was asked for
+  KernelChoice choice;               // with the number of workers that was asked for
+  std::int32_t multiprocessors = 0;  // of the GPU that is planned for; 0 = for threads
   OwnedPlan owned;
 
   const Plan& plan() const { return owned.plan(); }
@@ -43,11 +45,15 @@ struct Planned {
   }
 };
 
-// Kernel, tile sizes and costs. The number of workers is the caller's, also beyond this machine's. A GPU's choice needs
-// none to be there, as long as the options ask for no certain one.
-template <class Problem>
-auto choose(const PlanOptions& options, const Problem& problem, const Limits& limits, const Policy& policy)
-    -> decltype(choose_for(PlanTarget{}, problem, limits, policy)) {
+// What is planned for. The number of workers is the caller's, also beyond this machine's.
+struct Machine {
+  std::optional<Backend> host{};  // else a GPU
+  std::string gpu{};              // the backend's name
+  std::int32_t workers = 0;       // threads, 0 = the host's; multiprocessors
+};
+
+// A GPU need not be there, as long as the options ask for no certain one.
+Result<Machine> find_machine(const PlanOptions& options) {
   if (options.workers < 0)
     return Status(Code::invalid_argument, "--workers", "0 or more", fmt::format("{}", options.workers));
   const BackendChoice& asked = options.backend;
@@ -55,27 +61,33 @@ auto choose(const PlanOptions& options, const Problem& problem, const Limits& li
   const bool assumed =
       !backend && asked.name == "cuda" && asked.kernel == "auto" && asked.threads == 0 && asked.device == 0;
   if (!backend && !assumed) return backend.status();
-  if (backend && !backend->on_device()) {
-    auto choice = backend->choose(problem, limits, policy);
-    if (choice && options.workers > 0) choice->plan.workers = choice->plan.limits.workers = options.workers;
-    return choice;
-  }
-  const std::string name = backend ? backend->info().backend : asked.name;
-  const std::int32_t workers = options.workers > 0 ? options.workers
-                               : backend           ? backend->workers()
-                                                   : kAssumedMultiprocessors;
-  return choose_for({.backend = name, .workers = workers}, problem, limits, policy);
+  if (backend && !backend->on_device()) return Machine{.host = *backend, .workers = options.workers};
+  return Machine{.gpu = backend ? backend->info().backend : asked.name,
+                 .workers = options.workers > 0 ? options.workers
+                            : backend           ? backend->workers()
+                                                : kAssumedMultiprocessors};
 }
 
-Result<KernelChoice> choose(const PlanOptions& options, Op op, const Limits& limits, const Policy& policy) {
+// Kernel, tile sizes and costs.
+template <class Problem>
+auto choose(const Machine& machine, const Problem& problem, const Limits& limits, const Policy& policy)
+    -> decltype(choose_for(PlanTarget{}, problem, limits, policy)) {
+  if (!machine.host) return choose_for({.backend = machine.gpu, .workers = machine.workers}, problem, limits, policy);
+  auto choice = machine.host->choose(problem, limits, policy);
+  if (choice && machine.workers > 0) choice->plan.workers = choice->plan.limits.workers = machine.workers;
+  return choice;
+}
+
+Result<KernelChoice> choose(const Machine& machine, const ShapeOptions& options, Op op, const Limits& limits,
+                            const Policy& policy) {
   if (op == Op::decode) {
-    const Result<Shape> shape = resolve(options.shape);
+    const Result<Shape> shape = resolve(options);
     if (!shape) return shape.status();
-    return choose(options, shape->problem, limits, policy);
+    return choose(machine, shape->problem, limits, policy);
   }
-  const Result<PrefillShape> shape = resolve_prefill(options.shape);
+  const Result<PrefillShape> shape = resolve_prefill(options);
   if (!shape) return shape.status();
-  Result<PrefillChoice> choice = choose(options, shape->problem, limits, policy);
+  Result<PrefillChoice> choice = choose(machine, shape->problem, limits, policy);
   if (!choice) return choice.status();
   return KernelChoice{
       .kernel = std::move(choice->kernel), .reason = std::move(choice->reason), .plan = std::move(choice->plan)};
@@ -88,7 +100,9 @@ Result<Planned> make(const PlanOptions& options) {
   if (!policy) return policy.status();
   const Result<Op> op = options.shape.checked_op();
   if (!op) return op.status();
-  Result<KernelChoice> choice = choose(options, *op, spec->limits(), *policy);
+  const Result<Machine> machine = find_machine(options);
+  if (!machine) return machine.status();
+  Result<KernelChoice> choice = choose(*machine, options.shape, *op, spec->limits(), *policy);
   if (!choice) return choice.status();
   BatchLengths lengths = batch_lengths(*spec);
   Result<OwnedPlan> owned = OwnedPlan::make(choice->plan, lengths.view());
@@ -97,6 +111,7 @@ Result<Planned> make(const PlanOptions& options) {
                  .lengths = std::move(lengths),
                  .asked = *policy,
                  .choice = std::move(*choice),
+                 .multiprocessors = machine->host ? 0 : machine->workers,
                  .owned = std::move(*owned)};
 }
 
@@ -111,6 +126,13 @@ std::string choice_text(const Planned& planned) {
     return splits == 0 ? "balanced, whole tiles and the last ones cut to fill the shares" : "balanced, whole tiles";
   if (splits < 0) return "balanced, in equal pieces, one a worker";
   return splits == 0 ? "balanced, by equal shares of the work" : fmt::format("balanced, as uniform:{}", splits);
+}
+
+// In decode on a GPU two multiprocessors may form one worker.
+std::string workers_text(const Planned& planned) {
+  const std::int32_t workers = planned.config().workers;
+  if (planned.config().op != Op::decode || planned.multiprocessors <= workers) return fmt::format("{}", workers);
+  return fmt::format("{} (pairs, of {} multiprocessors)", workers, planned.multiprocessors);
 }
 
 // A record in a few characters.
@@ -131,7 +153,7 @@ void print_text(const Planned& planned, std::int32_t rows) {
              planned.spec.total_query_tokens(), planned.spec.total_kv_tokens());
   fmt::print("kernel     {}: {}\n", planned.choice.kernel, planned.choice.reason);
   fmt::print("policy     {}\n", choice_text(planned));
-  fmt::print("workers    {}\n", config.workers);
+  fmt::print("workers    {}\n", workers_text(planned));
   fmt::print("tiles      {} of up to {} rows ({} heads), {} of them split\n", plan.reduce_final_map.size(),
              config.row_tile, config.heads, plan.work_meta_data[kMetaSplitTiles]);
   fmt::print("records    {}, KV in blocks of {} tokens; {} partials to join\n", plan.work_info_set.size(),

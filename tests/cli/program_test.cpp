@@ -308,6 +308,18 @@ TEST(Program, PlansForCudaAreShownWithTheKernelAndItsReasons) {
   const ProgramRun text = run_latte({"plan", "--spec", "4q1s4k", "--heads", "128", "--backend", "cuda"});
   ASSERT_EQ(text.exit_code, 0) << text.err;
   EXPECT_NE(text.out.find("kernel     sm90_"), std::string::npos) << text.out;
+  // Tiles of more than 64 rows take two multiprocessors each.
+  for (const auto& [heads, said] :
+       {std::pair("128", "workers    66 (pairs, of 133 multiprocessors)\n"), std::pair("64", "workers    133\n")}) {
+    const ProgramRun odd =
+        run_latte({"plan", "--spec", "4q1s4k", "--heads", heads, "--backend", "cuda", "--workers", "133"});
+    EXPECT_NE(odd.out.find(said), std::string::npos) << odd.out << odd.err;
+  }
+  // Prefill has no pairs, though a plain grid may have fewer thread blocks than there are multiprocessors.
+  const ProgramRun grid = run_latte(
+      {"plan", "--op", "prefill", "--spec", "q128", "--heads", "4", "--policy", "uniform:1", "--backend", "cuda"});
+  ASSERT_EQ(grid.exit_code, 0) << grid.err;
+  EXPECT_EQ(grid.out.find("pairs, of"), std::string::npos) << grid.out;
   // One whole request each for 100 of the multiprocessors, which use up the memory.
   const ProgramRun whole =
       run_latte({"plan", "--spec", "100q1s4k", "--heads", "16", "--backend", "cuda", "--workers", "132"});
