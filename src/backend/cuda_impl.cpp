@@ -80,7 +80,7 @@ Result<std::unique_ptr<DecodeStep>> CudaImpl::make_step(const Builder& builder, 
                                                         std::int32_t* words) {
   auto choice = cuda::choose_decode(builder.problem, builder.limits, builder.config.policy, workers());
   if (!choice.ok()) return choice.status();
-  if (serial_launches_) choice->kernel.early_places = false;
+  if (serial_launches_) choice->kernel.dependent_launch = false;
   LATTE_RETURN_IF_ERROR(device_->prepare(choice->kernel));
   auto step = std::make_unique<CudaStep>(*this, builder, choice->kernel);
   LATTE_RETURN_IF_ERROR(step->allocate(words, options));

@@ -14,8 +14,8 @@
 
 namespace latte::cpu {
 
-// How the workspace is divided.
-struct Workspace {
+// How the workspace of a call is divided.
+struct CallMemory {
   std::int32_t* arrived;  // [tiles]: pieces of the tile that are done
   std::int32_t* begun;    // [workers]: records of the worker's share that somebody has begun, or more
   float* partial_lse;
@@ -23,8 +23,8 @@ struct Workspace {
   std::byte* scratch;
   std::size_t scratch_bytes;
 
-  Workspace(Carver& carver, std::int64_t tiles, std::int64_t partial_rows, std::int32_t v_width, std::int32_t workers,
-            std::size_t bytes_per_worker)
+  CallMemory(Carver& carver, std::int64_t tiles, std::int64_t partial_rows, std::int32_t v_width, std::int32_t workers,
+             std::size_t bytes_per_worker)
       : scratch_bytes(bytes_per_worker) {
     arrived = carver.take<std::int32_t>(tiles);
     begun = carver.take<std::int32_t>(workers);
@@ -38,13 +38,13 @@ struct Workspace {
 inline std::size_t workspace_bytes(const Kernel& kernel, const Shape& shape, const PlanConfig& config,
                                    const PlanSizes& sizes) {
   Carver carver;
-  Workspace(carver, sizes.tiles, sizes.partial_rows, shape.v_width, config.workers, kernel.scratch_bytes(shape));
+  CallMemory(carver, sizes.tiles, sizes.partial_rows, shape.v_width, config.workers, kernel.scratch_bytes(shape));
   return carver.used();
 }
 
 // The partials of one row of a tile, in the plan's order.
 struct TilePartials {
-  const Workspace& workspace;
+  const CallMemory& workspace;
   const std::int32_t* first_rows;  // reduce_partial_map of the tile
   std::int32_t row;                // within the tile
   std::int32_t v_width;
@@ -71,7 +71,7 @@ class Walk {
   void run(Workers& workers) { workers.run(plan_.workers(), run_worker, this); }
 
  private:
-  Workspace divide() const {
+  CallMemory divide() const {
     Carver carver(op_.call.workspace);
     return {carver,
             static_cast<std::int64_t>(plan_.reduce_final_map.size()),
@@ -136,7 +136,7 @@ class Walk {
 
   const Op op_;
   const Plan& plan_;
-  const Workspace workspace_;
+  const CallMemory workspace_;
 };
 
 }  // namespace latte::cpu

@@ -91,9 +91,9 @@ struct DecodeKernel {
   std::int32_t blocks_a_worker = 1;  // 2: a pair of thread blocks shares a tile, each takes half of its rows
   Dtype dtype = Dtype::bf16;         // of q and of the cache
   std::int32_t latent = 512, rope = 64;
-  bool whole_slabs = true;   // pages of a multiple of 8 tokens: the copy engine loads them; else threads do
-  bool kv_fits_l2 = false;   // KV and partials of the largest step do, together
-  bool early_places = true;  // thread blocks may take theirs while the launch before still has its own
+  bool whole_slabs = true;       // pages of a multiple of 8 tokens: the copy engine loads them; else threads do
+  bool kv_fits_l2 = false;       // KV and partials of the largest step do, together
+  bool dependent_launch = true;  // thread blocks may take their places while the launch before still has its own
 };
 
 }  // namespace latte::cuda

@@ -171,7 +171,7 @@ TEST(CudaChoice, AnEqualShareOfMemoryIsLargerForFewerWorkers) {
 TEST(CudaChoice, OnlyLaunchesThatFillTheDeviceOrFitTwiceTakePlacesEarly) {
   const auto early = [](std::int32_t workers, std::int32_t heads) {
     const Limits limits{.max_requests = 64, .max_kv_tokens = 4096, .workers = workers};
-    return cuda::choose_decode(DecodeProblem{.heads = heads}, limits, {}, 132)->kernel.early_places;
+    return cuda::choose_decode(DecodeProblem{.heads = heads}, limits, {}, 132)->kernel.dependent_launch;
   };
   for (const std::int32_t heads : {16, 64}) {
     for (const std::int32_t workers : {0, 132, 500, 2, 40, 66}) EXPECT_TRUE(early(workers, heads)) << workers;

@@ -102,7 +102,7 @@ struct LookOp {
 void walk(const Shares& shares, Seen& into) {
   const Plan plan = shares.plan();
   Carver carver;
-  Workspace(carver, static_cast<std::int64_t>(shares.rows.size()), 0, 32, plan.workers(), 64);
+  CallMemory(carver, static_cast<std::int64_t>(shares.rows.size()), 0, 32, plan.workers(), 64);
   std::vector<std::int64_t> workspace(carver.used() / sizeof(std::int64_t) + 8);
   into.records = static_cast<std::int32_t>(shares.records.size());
   seen = &into;

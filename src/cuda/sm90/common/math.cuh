@@ -1,10 +1,10 @@
 // What the kernels' math shares: exponentials, packing, the rule for a row's reference, what a row's sums give.
 //
 // Probabilities are 2^(x - reference), x = score * scale * log2(e). A row's reference follows its running maximum
-// lazily: it moves, and what was summed so far is rescaled, only when a block exceeds it by more than kSlack. Sums and
-// values then carry a common factor of at most 2^kSlack, which the last division removes; 16-bit probabilities keep
-// their relative precision. Whether a row's reference moves depends on that row alone. Prefill has its own slack for
-// each type (Shape::kLag), and keeps the reference as a score, before the scale.
+// lazily: it moves, and what was summed so far is rescaled, only when a block exceeds it by more than kMaxLag. Sums and
+// values then carry a common factor of at most 2^kMaxLag, which the last division removes; 16-bit probabilities keep
+// their relative precision. Whether a row's reference moves depends on that row alone. Prefill has its own for each
+// type (Shape::kMaxLag), and keeps the reference as a score, before the scale.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace latte::cuda::sm90 {
 
-inline constexpr float kSlack = 6.0f;
+inline constexpr float kMaxLag = 6.0f;
 inline constexpr float kLn2 = 0.6931471805599453f;
 inline constexpr float kLog2E = 1.4426950408889634f;
 
@@ -46,7 +46,7 @@ struct Reference {
   float value, factor;
 };
 __device__ __forceinline__ Reference follow(float reference, float maximum) {
-  if (!(maximum > reference + kSlack)) return {reference, 1.0f};
+  if (!(maximum > reference + kMaxLag)) return {reference, 1.0f};
   return {maximum, exp2_fast(reference - maximum)};
 }
 

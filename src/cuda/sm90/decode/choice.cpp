@@ -108,7 +108,7 @@ Result<DecodeKernelChoice> choose_decode(const DecodeProblem& problem, const Lim
   // Behind a launch like itself one that neither fills the device nor leaves half of it free would get the places that
   // are left, and some multiprocessors share what they may fetch; pairs were not slower for it
   // (docs/kernels/sm90_swapped.md, Fewer workers).
-  choice.kernel.early_places = pair || available == multiprocessors || 2 * available <= multiprocessors;
+  choice.kernel.dependent_launch = pair || available == multiprocessors || 2 * available <= multiprocessors;
   PlanConfig& config = choice.config;
   config.heads = problem.heads;
   config.row_tile = tile_rows;

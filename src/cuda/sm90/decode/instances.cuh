@@ -16,10 +16,10 @@ struct KernelCall : DecodeCall {
 };
 
 struct LaunchShape {
-  bool plan_is_ready;  // the launch before may still run; it writes only q and the cache slots of the step's own tokens
-  bool kv_fits_l2;     // with the partials; else it goes first: plan, queries and partials should stay
+  bool overlap_previous;  // the launch before may still run; it writes only q and slots of the step's own tokens
+  bool kv_fits_l2;        // with the partials; else it goes first: plan, queries and partials should stay
   std::int32_t blocks_a_worker;
-  Divider page_size;
+  Divider by_page_size;
   std::int32_t last_page;       // the largest id of the cache
   std::int32_t box_slabs_log2;  // log2 of the slabs the copy engine brings at a time; -1: threads copy tokens
 };

@@ -54,16 +54,16 @@ cudaError_t prepare_decode(const DecodeKernel& kernel) {
                               static_cast<int>(instance.shared_bytes));
 }
 
-cudaError_t launch_decode(const DecodeKernel& kernel, const DecodeCall& call, std::int32_t workers, bool fetch_early,
-                          cudaStream_t stream) {
+cudaError_t launch_decode(const DecodeKernel& kernel, const DecodeCall& call, std::int32_t workers,
+                          bool overlap_previous, cudaStream_t stream) {
   const sm90::Instance instance = find(kernel);
   if (instance.function == nullptr) return cudaErrorInvalidDeviceFunction;
   CUtensorMap map{};
   sm90::LaunchShape shape{
-      .plan_is_ready = fetch_early,
+      .overlap_previous = overlap_previous,
       .kv_fits_l2 = kernel.kv_fits_l2,
       .blocks_a_worker = kernel.blocks_a_worker,
-      .page_size = sm90::Divider(call.kv.page_size),
+      .by_page_size = sm90::Divider(call.kv.page_size),
       .last_page = static_cast<std::int32_t>(std::min<std::int64_t>(call.kv.page_count, INT32_MAX) - 1),
       .box_slabs_log2 = kernel.whole_slabs ? box_slabs_log2(call.kv.page_size, instance.parts) : -1};
   if (kernel.whole_slabs)
@@ -81,9 +81,9 @@ cudaError_t launch_decode(const DecodeKernel& kernel, const DecodeCall& call, st
     attributes[count].id = cudaLaunchAttributeClusterDimension;
     attributes[count++].val.clusterDim = {static_cast<unsigned>(kernel.blocks_a_worker), 1, 1};
   }
-  // Thread blocks may take their places while the launch before ends. Unless it is known not to concern them they do
-  // nothing there but wait for it (plan_is_ready).
-  if (kernel.early_places || fetch_early) {
+  // Thread blocks may take their places while the launch before ends. Without overlap_previous they do nothing there
+  // but wait for it.
+  if (kernel.dependent_launch || overlap_previous) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;
   }

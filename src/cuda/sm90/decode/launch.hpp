@@ -10,8 +10,8 @@ namespace latte::cuda {
 // Once before the first launch: lets the kernel use as much shared memory as it needs.
 cudaError_t prepare_decode(const DecodeKernel& kernel);
 
-// `fetch_early`: as DecodeArgs::overlap_previous.
-cudaError_t launch_decode(const DecodeKernel& kernel, const DecodeCall& call, std::int32_t workers, bool fetch_early,
-                          cudaStream_t stream);
+// `overlap_previous`: as in DecodeArgs.
+cudaError_t launch_decode(const DecodeKernel& kernel, const DecodeCall& call, std::int32_t workers,
+                          bool overlap_previous, cudaStream_t stream);
 
 }  // namespace latte::cuda

@@ -28,7 +28,7 @@ class KvCursor {
   // The page of the current block's i-th token, and the token's place in it. Positions are clamped to the list.
   __device__ Place find(std::int32_t i) const {
     const std::int32_t token = min(position_ + i, kv_end_ - 1);
-    const std::int32_t entry = shape_.page_size.divide(token);
+    const std::int32_t entry = shape_.by_page_size.divide(token);
     std::int64_t index = entry, last = kv_.list_pages - 1;
     if (kv_.indptr)
       index = max(std::int64_t{0}, index + kv_.indptr[request_]);
@@ -52,7 +52,7 @@ class KvCursor {
       position_ = piece.record.kv_begin;
       kv_end_ = piece.record.kv_end;
       request_ = piece.record.request;
-      if (shape_.plan_is_ready)
+      if (shape_.overlap_previous)
         settled_ = kv_end_ + piece.record.kv_after - (query_start_[request_ + 1] - query_start_[request_]);
       return;
     }
@@ -171,7 +171,7 @@ __device__ void load_blocks(Storage& s, const KernelCall& call, const Share& sha
   for (Ring<kStages> ring; cursor.more(); cursor.next(), ++ring.count) {
     const auto place = loader.find(cursor);
     if (!cursor.settled()) prim::wait_previous_launch();
-    if (ring.count == 1 && !shape.plan_is_ready) s.await_queries();
+    if (ring.count == 1 && !shape.overlap_previous) s.await_queries();
     s.kv_empty[ring.slot()].wait(ring.empty());
     loader.load(cursor, place, s.kv[ring.slot()], s.kv_full[ring.slot()]);
   }

@@ -218,7 +218,7 @@ class Scorer {
         }
       if constexpr (!kMasked) maximum[h] *= scale_log2_;  // it is positive, and rounding keeps the order
     }
-    const bool above = maximum[0] > reference_[0] + kSlack || maximum[1] > reference_[1] + kSlack;
+    const bool above = maximum[0] > reference_[0] + kMaxLag || maximum[1] > reference_[1] + kMaxLag;
     const bool moves = __any_sync(~0u, above);
     if (moves) move(maximum, stage);
     if (at_.lane == 0) s_.moved[stage][at_.warp] = moves;
@@ -405,7 +405,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     s.fetched.init(1);
     prim::fence_barrier_init();
   }
-  if (!shape.plan_is_ready) prim::wait_previous_launch();
+  if (!shape.overlap_previous) prim::wait_previous_launch();
   const Share share(call.plan, shape.blocks_a_worker);  // asked for before the barriers are awaited
   __syncthreads();
   if (share.begin == share.end) {

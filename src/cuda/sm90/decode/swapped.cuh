@@ -235,7 +235,7 @@ class Consumer {
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {
       reference[i] = s_.reference[row(i)];
-      above |= fmaxf(x[low(i)], x[low(i) + 2]) > reference[i] + kSlack;
+      above |= fmaxf(x[low(i)], x[low(i) + 2]) > reference[i] + kMaxLag;
     }
     const bool moves = any_of_side(above);
     if (moves) move(x, reference, stage);
@@ -364,7 +364,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     s.met.init(Meeting::kArrivals);
     prim::fence_barrier_init();
   }
-  if (!shape.plan_is_ready) prim::wait_previous_launch();
+  if (!shape.overlap_previous) prim::wait_previous_launch();
   const Share share(call.plan, shape.blocks_a_worker);  // asked for before the barriers are awaited
   __syncthreads();
   if (share.begin == share.end) {

@@ -38,9 +38,9 @@ struct Shape {
   static constexpr int kValueBoxes = kValues / 64;
   static constexpr int kLoaderRegisters = 32, kConsumerRegisters = 232;
   static constexpr bool kQueriesHeld = false;  // in registers
-  // A row's probabilities go up to 2^(kHead + kLag): by what power of two they are multiplied, and how many a row's
+  // A row's probabilities go up to 2^(kHead + kMaxLag): by what power of two they are multiplied, and how many a row's
   // maximum may run ahead of its reference before that moves.
-  static constexpr float kHead = 0, kLag = 6;
+  static constexpr float kHead = 0, kMaxLag = 6;
 };
 // fp8:  q, k  [3 groups of 64 columns][rows][64 bytes]  K-major, 64-byte swizzle
 //       v     transposed (transpose.cuh), as products take K-major operands only: [128 columns][128 tokens], 128-byte
@@ -53,7 +53,7 @@ struct Shape<Fp8> {
   static constexpr int kLoaderRegisters = 56, kConsumerRegisters = 224;
   static constexpr bool kQueriesHeld = true;
   // e4m3 has 2^-6 to 448 at full precision; 2^8 is the highest it is used to, so that a row's largest is exact.
-  static constexpr float kHead = 8, kLag = 0;
+  static constexpr float kHead = 8, kMaxLag = 0;
 };
 
 inline constexpr int kGroupColumns = 64;  // of q and k, a box

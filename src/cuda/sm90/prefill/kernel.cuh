@@ -107,7 +107,7 @@ struct Rows {
       highest[which] = fmaxf(highest[which], __shfl_xor_sync(~0u, highest[which], 1));
       highest[which] = fmaxf(highest[which], __shfl_xor_sync(~0u, highest[which], 2));
       factor[which] = 1.0f;
-      if (highest[which] * scale_log2 > fmaf(reference[which], scale_log2, Shape<T>::kLag)) {
+      if (highest[which] * scale_log2 > fmaf(reference[which], scale_log2, Shape<T>::kMaxLag)) {
         factor[which] = exp2_fast((reference[which] - highest[which]) * scale_log2);
         reference[which] = highest[which];
       }
