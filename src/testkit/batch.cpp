@@ -66,8 +66,9 @@ DecodeBatch::DecodeBatch(const DecodeCase& description, Fill fill) : case_(descr
   make_cache(rng, fill);
   make_query(rng, fill);
   const std::int64_t live = query_start_.back();
-  out_ = GuardedTensor(case_.out_layout, rows_, live, case_.heads, case_.latent, case_.out_dtype, case_.align_bytes);
-  if (case_.with_lse) lse_ = GuardedTensor(case_.lse_layout, rows_, live, case_.heads, 1, Dtype::f32);
+  outputs_.out =
+      GuardedTensor(case_.out_layout, rows_, live, case_.heads, case_.latent, case_.out_dtype, case_.align_bytes);
+  if (case_.with_lse) outputs_.lse = GuardedTensor(case_.lse_layout, rows_, live, case_.heads, 1, Dtype::f32);
   scales_ = Buffer(2 * sizeof(float));
   store(Dtype::f32, case_.q_scale, scales_.data());
   store(Dtype::f32, case_.kv_scale, scales_.data() + sizeof(float));
@@ -234,11 +235,8 @@ DecodeArgs DecodeBatch::args() const {
     args.pages.page_indptr = {ints(indptr_), seq_lens_.size() + 1};
     args.pages.page_indices = {ints(table_), table_.size() / sizeof(std::int32_t)};
   }
-  args.out = out_.view();
-  if (case_.with_lse) {
-    args.lse = lse_.view();
-    args.lse.rank = 2;
-  }
+  args.out = outputs_.out.view();
+  args.lse = outputs_.lse_view();
   args.scale = case_.softmax_scale();
   const bool fp8_q = case_.q_dtype == Dtype::fp8_e4m3, fp8_cache = case_.kv_format == KvFormat::fp8_e4m3;
   // A value that stands beside its address must not be looked at.
@@ -254,42 +252,6 @@ DecodeArgs DecodeBatch::args() const {
 
 StepLengths DecodeBatch::lengths() const {
   return {.seq_lens = seq_lens_, .query_start = query_start_, .visible = visible_};
-}
-
-void DecodeBatch::poison_outputs() {
-  out_.poison();
-  if (case_.with_lse) lse_.poison();
-}
-
-std::optional<std::string> DecodeBatch::guard_damage() const {
-  if (auto damage = out_.damage()) return "out: " + *damage;
-  if (case_.with_lse)
-    if (auto damage = lse_.damage()) return "lse: " + *damage;
-  return std::nullopt;
-}
-
-std::vector<std::byte> DecodeBatch::result_bits() const {
-  std::vector<std::byte> bits;
-  for (std::int32_t b = 0; b < static_cast<std::int32_t>(seq_lens_.size()); ++b) {
-    const auto part = result_bits(b);
-    bits.insert(bits.end(), part.begin(), part.end());
-  }
-  return bits;
-}
-
-std::vector<std::byte> DecodeBatch::result_bits(std::int32_t request) const {
-  std::vector<std::byte> bits;
-  const auto append = [&](const GuardedTensor& tensor, std::int64_t token) {
-    for (std::int32_t head = 0; head < case_.heads; ++head) {
-      const std::byte* row = tensor.row(token, head);
-      bits.insert(bits.end(), row, row + tensor.row_bytes());
-    }
-  };
-  for (std::int64_t token = query_start_[request]; token < query_start_[request + 1]; ++token) {
-    append(out_, token);
-    if (case_.with_lse) append(lse_, token);
-  }
-  return bits;
 }
 
 }  // namespace latte::testkit

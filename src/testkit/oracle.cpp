@@ -15,16 +15,6 @@ constexpr std::int32_t kDsMlaLatent = 512, kDsMlaRope = 64, kDsMlaGroup = 128;
 constexpr std::int32_t kDsMlaScaleOffset = kDsMlaLatent;
 constexpr std::int32_t kDsMlaRopeOffset = kDsMlaScaleOffset + kDsMlaLatent / kDsMlaGroup * 4;
 
-// Eight partial sums, so that the compiler may keep them in vector registers without reordering anything.
-double dot(const double* a, const double* b, std::int64_t n) {
-  double sums[8] = {};
-  std::int64_t i = 0;
-  for (; i + 8 <= n; i += 8)
-    for (int lane = 0; lane < 8; ++lane) sums[lane] += a[i + lane] * b[i + lane];
-  for (; i < n; ++i) sums[0] += a[i] * b[i];
-  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
-}
-
 template <class View>
 auto element(const View& view, std::int64_t i, std::int64_t j, std::int64_t k = 0) {
   const std::int64_t offset = i * view.stride[0] + j * view.stride[1] + k * view.stride[2];
@@ -93,6 +83,16 @@ double attend(const std::vector<double>& q, const std::vector<double>& kv, std::
 
 std::int32_t visible_tokens(Mask mask, std::int32_t seq_len, std::int32_t n, std::int32_t j) {
   return mask == Mask::none ? seq_len : std::max(0, seq_len - n + j + 1);
+}
+
+// Eight partial sums, so that the compiler may keep them in vector registers without reordering anything.
+double dot(const double* a, const double* b, std::int64_t n) {
+  double sums[8] = {};
+  std::int64_t i = 0;
+  for (; i + 8 <= n; i += 8)
+    for (int lane = 0; lane < 8; ++lane) sums[lane] += a[i + lane] * b[i + lane];
+  for (; i < n; ++i) sums[0] += a[i] * b[i];
+  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
 }
 
 double scale_of(const Fp8Scale& scale, std::int32_t head) {

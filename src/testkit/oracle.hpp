@@ -26,6 +26,9 @@ struct OracleResult {
 // How many of its request's tokens query token j of n sees.
 std::int32_t visible_tokens(Mask mask, std::int32_t seq_len, std::int32_t n, std::int32_t j);
 
+// The sum of a[i] * b[i].
+double dot(const double* a, const double* b, std::int64_t n);
+
 // The scale of a head's numbers; of all of them where it is one number.
 double scale_of(const Fp8Scale& scale, std::int32_t head = 0);
 

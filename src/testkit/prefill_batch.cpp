@@ -51,8 +51,9 @@ PrefillBatch::PrefillBatch(const PrefillCase& description, Fill fill) : case_(de
   v_scales_ = scales(case_.v_scale, 3);
   if (case_.context_tokens() > 0) make_context(fill);
   const std::int64_t live = query_start_.back();
-  out_ = GuardedTensor(case_.out_layout, rows_, live, case_.heads, case_.v_width, case_.out_dtype, case_.align_bytes);
-  if (case_.with_lse) lse_ = GuardedTensor(case_.lse_layout, rows_, live, case_.heads, 1, Dtype::f32);
+  outputs_.out =
+      GuardedTensor(case_.out_layout, rows_, live, case_.heads, case_.v_width, case_.out_dtype, case_.align_bytes);
+  if (case_.with_lse) outputs_.lse = GuardedTensor(case_.lse_layout, rows_, live, case_.heads, 1, Dtype::f32);
 }
 
 void PrefillBatch::set_lengths() {
@@ -216,11 +217,8 @@ PrefillArgs PrefillBatch::args() const {
   args.q = q_.view;
   args.k = k_.view;
   args.v = v_.view;
-  args.out = out_.view();
-  if (case_.with_lse) {
-    args.lse = lse_.view();
-    args.lse.rank = 2;
-  }
+  args.out = outputs_.out.view();
+  args.lse = outputs_.lse_view();
   args.scale = case_.softmax_scale();
   args.q_scale = scale_arg(q_scales_, case_.q_scale);
   args.k_scale = scale_arg(k_scales_, case_.k_scale);
@@ -245,42 +243,6 @@ std::vector<Buffer> PrefillBatch::input_memory() const {
   if (context_)
     for (const Buffer& buffer : context_->input_memory()) memory.push_back(buffer);
   return memory;
-}
-
-void PrefillBatch::poison_outputs() {
-  out_.poison();
-  if (case_.with_lse) lse_.poison();
-}
-
-std::optional<std::string> PrefillBatch::guard_damage() const {
-  if (auto damage = out_.damage()) return "out: " + *damage;
-  if (case_.with_lse)
-    if (auto damage = lse_.damage()) return "lse: " + *damage;
-  return std::nullopt;
-}
-
-std::vector<std::byte> PrefillBatch::result_bits() const {
-  std::vector<std::byte> bits;
-  for (std::int32_t b = 0; b < static_cast<std::int32_t>(case_.requests.size()); ++b) {
-    const auto part = result_bits(b);
-    bits.insert(bits.end(), part.begin(), part.end());
-  }
-  return bits;
-}
-
-std::vector<std::byte> PrefillBatch::result_bits(std::int32_t request) const {
-  std::vector<std::byte> bits;
-  const auto append = [&](const GuardedTensor& tensor, std::int64_t token) {
-    for (std::int32_t head = 0; head < case_.heads; ++head) {
-      const std::byte* row = tensor.row(token, head);
-      bits.insert(bits.end(), row, row + tensor.row_bytes());
-    }
-  };
-  for (std::int64_t token = query_start_[request]; token < query_start_[request + 1]; ++token) {
-    append(out_, token);
-    if (case_.with_lse) append(lse_, token);
-  }
-  return bits;
 }
 
 }  // namespace latte::testkit

@@ -40,16 +40,19 @@ class PrefillBatch {
   std::vector<double> context_token(std::int32_t request, std::int32_t token) const;
 
   // Makes the outputs NaN again.
-  void poison_outputs();
-  std::optional<std::string> guard_damage() const;
+  void poison_outputs() { outputs_.poison(); }
+  std::optional<std::string> guard_damage() const { return outputs_.damage(); }
   // Every bit of out and lse, of all requests or of one.
-  std::vector<std::byte> result_bits() const;
-  std::vector<std::byte> result_bits(std::int32_t request) const;
-  const GuardedTensor& out() const { return out_; }
-  const GuardedTensor& lse() const { return lse_; }
+  std::vector<std::byte> result_bits() const { return outputs_.bits(0, query_start_.back()); }
+  std::vector<std::byte> result_bits(std::int32_t request) const {
+    const auto b = static_cast<std::size_t>(request);
+    return outputs_.bits(query_start_[b], query_start_[b + 1]);
+  }
+  const GuardedTensor& out() const { return outputs_.out; }
+  const GuardedTensor& lse() const { return *outputs_.lse; }
   // Everything args() points into, for copies elsewhere.
   std::vector<Buffer> input_memory() const;
-  std::vector<Buffer> output_memory() const { return {out_.memory(), lse_.memory()}; }
+  std::vector<Buffer> output_memory() const { return outputs_.memory(); }
 
  private:
   struct Input {
@@ -72,7 +75,7 @@ class PrefillBatch {
   Input q_, k_, v_;
   Buffer q_scales_, k_scales_, v_scales_;  // one number, or [heads]
   std::optional<DecodeBatch> context_;     // its cache and pages hold the context
-  GuardedTensor out_, lse_;
+  GuardedOutputs outputs_;
 };
 
 }  // namespace latte::testkit

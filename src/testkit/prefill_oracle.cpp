@@ -13,16 +13,6 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Eight partial sums, so that the compiler may keep them in vector registers without reordering anything.
-double dot(const double* a, const double* b, std::int64_t n) {
-  double sums[8] = {};
-  std::int64_t i = 0;
-  for (; i + 8 <= n; i += 8)
-    for (int lane = 0; lane < 8; ++lane) sums[lane] += a[i + lane] * b[i + lane];
-  for (; i < n; ++i) sums[0] += a[i] * b[i];
-  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
-}
-
 // From the numbers in memory to those that are multiplied.
 struct Conversion {
   bool scaled = false;

@@ -126,4 +126,44 @@ std::optional<std::string> GuardedTensor::damage() const {
   return std::nullopt;
 }
 
+TensorView GuardedOutputs::lse_view() const {
+  if (!lse) return {};
+  TensorView view = lse->view();
+  view.rank = 2;
+  return view;
+}
+
+void GuardedOutputs::poison() {
+  out.poison();
+  if (lse) lse->poison();
+}
+
+std::optional<std::string> GuardedOutputs::damage() const {
+  if (auto damaged = out.damage()) return "out: " + *damaged;
+  if (lse)
+    if (auto damaged = lse->damage()) return "lse: " + *damaged;
+  return std::nullopt;
+}
+
+std::vector<std::byte> GuardedOutputs::bits(std::int64_t begin, std::int64_t end) const {
+  std::vector<std::byte> bits;
+  const auto append = [&](const GuardedTensor& tensor, std::int64_t token) {
+    for (std::int64_t head = 0; head < tensor.view().shape[1]; ++head) {
+      const std::byte* row = tensor.row(token, head);
+      bits.insert(bits.end(), row, row + tensor.row_bytes());
+    }
+  };
+  for (std::int64_t token = begin; token < end; ++token) {
+    append(out, token);
+    if (lse) append(*lse, token);
+  }
+  return bits;
+}
+
+std::vector<Buffer> GuardedOutputs::memory() const {
+  std::vector<Buffer> memory = {out.memory()};
+  if (lse) memory.push_back(lse->memory());
+  return memory;
+}
+
 }  // namespace latte::testkit

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "latte/tensor.hpp"
 #include "testkit/buffer.hpp"
@@ -76,6 +77,19 @@ class GuardedTensor {
   std::int64_t live_tokens_ = 0;
   Buffer memory_;
   TensorView view_;
+};
+
+// What a call writes: out [tokens, heads, width] and lse [tokens, heads], unless nobody asked for it.
+struct GuardedOutputs {
+  GuardedTensor out{};
+  std::optional<GuardedTensor> lse{};
+
+  TensorView lse_view() const;
+  void poison();
+  std::optional<std::string> damage() const;
+  // Every bit of both, of tokens [begin, end).
+  std::vector<std::byte> bits(std::int64_t begin, std::int64_t end) const;
+  std::vector<Buffer> memory() const;
 };
 
 }  // namespace latte::testkit
