@@ -67,16 +67,6 @@ cpu::QueryView query_view(const DecodeProblem& problem, const DecodeArgs& args) 
           .dtype = problem.q_dtype};
 }
 
-cpu::MergePart merge_part(const Partial& part) {
-  return {.out = part.out.bytes(),
-          .token_stride = part.out.stride[0],
-          .head_stride = part.out.stride[1],
-          .dtype = part.out.dtype,
-          .lse = static_cast<const float*>(part.lse.data),
-          .lse_token_stride = part.lse.stride[0],
-          .lse_head_stride = part.lse.stride[1]};
-}
-
 struct WorkspaceDelete {
   void operator()(std::byte* bytes) const { ::operator delete[](bytes, std::align_val_t{kWorkspaceAlignment}); }
 };
@@ -117,7 +107,7 @@ class CpuStep final : public DecodeStep {
                                .lengths = lengths_,
                                .q = query_view(problem, args),
                                .kv = cache_view(args.kv_cache, problem.kv_format, args.pages),
-                               .out = output_view(args.out, args.lse),
+                               .out = output_view<cpu::OutputView>(args.out, args.lse),
                                .score_scale = args.scale * q_scale * kv_scale,
                                .value_scale = kv_scale,
                                .workspace = args.workspace.empty() ? workspace_.get() : args.workspace.data()};
@@ -150,16 +140,6 @@ cpu::CacheView cache_view(const ConstTensorView& cache, KvFormat format, const P
           .pages = lists ? pages.page_indices.data() : pages.block_table,
           .row_stride = lists ? 0 : pages.block_table_stride,
           .indptr = lists ? pages.page_indptr.data() : nullptr};
-}
-
-cpu::OutputView output_view(const TensorView& out, const TensorView& lse) {
-  return {.out = out.bytes(),
-          .out_token_stride = out.stride[0],
-          .out_head_stride = out.stride[1],
-          .dtype = out.dtype,
-          .lse = static_cast<float*>(lse.data),
-          .lse_token_stride = lse.stride[0],
-          .lse_head_stride = lse.stride[1]};
 }
 
 MachineInfo CpuImpl::info() const {
@@ -200,10 +180,10 @@ Status CpuImpl::merge(const MergeArgs& args) {
   std::array<cpu::MergePart, 32> few;
   std::vector<cpu::MergePart> many(partials.size() > few.size() ? partials.size() : 0);
   const std::span<cpu::MergePart> parts = many.empty() ? std::span(few).first(partials.size()) : std::span(many);
-  for (std::size_t i = 0; i < partials.size(); ++i) parts[i] = merge_part(partials[i]);
+  for (std::size_t i = 0; i < partials.size(); ++i) parts[i] = merge_part<cpu::MergePart>(partials[i]);
   const TensorView& out = args.out;
   cpu::run_merge(workers_, parts, out.shape[0], static_cast<std::int32_t>(out.shape[1]),
-                 static_cast<std::int32_t>(out.shape[2]), output_view(out, args.lse));
+                 static_cast<std::int32_t>(out.shape[2]), output_view<cpu::OutputView>(out, args.lse));
   return {};
 }
 

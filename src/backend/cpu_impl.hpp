@@ -10,9 +10,8 @@
 
 namespace latte::backend {
 
-// Views of the public interface as the CPU room wants them.
+// The paged cache as the CPU room wants it.
 cpu::CacheView cache_view(const ConstTensorView& cache, KvFormat format, const PageTable& pages);
-cpu::OutputView output_view(const TensorView& out, const TensorView& lse);
 
 class CpuImpl final : public Impl {
  public:

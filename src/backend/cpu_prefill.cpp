@@ -71,7 +71,7 @@ class CpuPrefillStep final : public PrefillStep {
                                       .dtype = problem.dtype},
                                 .k = heads_view(args.k),
                                 .v = heads_view(args.v),
-                                .out = output_view(args.out, args.lse),
+                                .out = output_view<cpu::OutputView>(args.out, args.lse),
                                 .scale = args.scale,
                                 .q_scale = head_scale(args.q_scale),
                                 .k_scale = head_scale(args.k_scale),

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "backend/errors.hpp"
+#include "backend/views.hpp"
 #include "core/checked.hpp"
 #include "cuda/sm90/decode/choice.hpp"
 #include "cuda/sm90/prefill/choice.hpp"
@@ -22,16 +23,6 @@ std::vector<KernelInfo> list_kernels() {
                        .reason = {},
                        .serves = "prefill, " + std::string(dtype_name(dtype))});
   return kernels;
-}
-
-cuda::MergePart merge_part(const Partial& part) {
-  return {.out = part.out.data,
-          .token_stride = part.out.stride[0],
-          .head_stride = part.out.stride[1],
-          .dtype = part.out.dtype,
-          .lse = static_cast<const float*>(part.lse.data),
-          .lse_token_stride = part.lse.stride[0],
-          .lse_head_stride = part.lse.stride[1]};
 }
 
 }  // namespace
@@ -93,12 +84,12 @@ Status CudaImpl::init_workspace(const Builder& builder, std::span<std::byte> wor
 
 Status CudaImpl::merge(const MergeArgs& args) {
   std::array<cuda::MergePart, cuda::kMaxMergeParts> parts;
-  std::transform(args.partials.begin(), args.partials.end(), parts.begin(), merge_part);
+  std::transform(args.partials.begin(), args.partials.end(), parts.begin(), merge_part<cuda::MergePart>);
   return device_->merge({.parts = std::span(parts).first(args.partials.size()),
                          .tokens = args.out.shape[0],
                          .heads = static_cast<std::int32_t>(args.out.shape[1]),
                          .latent = static_cast<std::int32_t>(args.out.shape[2]),
-                         .out = device_output(args.out, args.lse)},
+                         .out = output_view<cuda::OutputView>(args.out, args.lse)},
                         args.stream);
 }
 

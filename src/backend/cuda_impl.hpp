@@ -154,7 +154,6 @@ cuda::DecodeWorkspace carve_workspace(const PlanSizes& sizes, std::int32_t laten
 std::size_t arrived_bytes(const PlanSizes& sizes);
 
 // Tensors and plans as kernels take them. Where the arrays of a plan lie does not depend on the step.
-cuda::OutputView device_output(const TensorView& out, const TensorView& lse);
 cuda::PlanView device_plan(const PlanSizes& sizes, std::int32_t workers, const std::int32_t* words);
 cuda::CacheView cache_view(const ConstTensorView& cache, const PageTable& pages);
 

@@ -4,6 +4,7 @@
 
 #include "backend/cuda_impl.hpp"
 #include "backend/errors.hpp"
+#include "backend/views.hpp"
 #include "core/checked.hpp"
 #include "cuda/sm90/prefill/choice.hpp"
 #include "plan/layout.hpp"
@@ -106,7 +107,7 @@ class CudaPrefillStep final : public PrefillStep {
                            .q = tensor(args.q, limits_.max_total_query_tokens),
                            .k = tensor(args.k, limits_.max_total_kv_tokens),
                            .v = tensor(args.v, limits_.max_total_kv_tokens),
-                           .out = device_output(args.out, args.lse),
+                           .out = output_view<cuda::OutputView>(args.out, args.lse),
                            .out_tokens = output_tokens(args),
                            .query_start = step.query_start,
                            .kv_start = step.kv_start,

@@ -3,6 +3,7 @@
 
 #include "backend/cuda_impl.hpp"
 #include "backend/errors.hpp"
+#include "backend/views.hpp"
 #include "plan/layout.hpp"
 
 namespace latte::backend {
@@ -22,16 +23,6 @@ cuda::QueryView query_view(const DecodeProblem& problem, const DecodeArgs& args)
 }
 
 }  // namespace
-
-cuda::OutputView device_output(const TensorView& out, const TensorView& lse) {
-  return {.out = out.data,
-          .out_token_stride = out.stride[0],
-          .out_head_stride = out.stride[1],
-          .dtype = out.dtype,
-          .lse = static_cast<float*>(lse.data),
-          .lse_token_stride = lse.stride[0],
-          .lse_head_stride = lse.stride[1]};
-}
 
 cuda::PlanView device_plan(const PlanSizes& sizes, std::int32_t workers, const std::int32_t* words) {
   const plan::Layout at = plan::layout(sizes, workers);
@@ -137,7 +128,7 @@ Status CudaStep::run(const PlannedStep& step, const DecodeArgs& args) {
                               .query_tokens = tensor_tokens(args),
                               .q = query_view(problem, args),
                               .kv = cache_view(args.kv_cache, args.pages),
-                              .out = device_output(args.out, args.lse),
+                              .out = output_view<cuda::OutputView>(args.out, args.lse),
                               .lengths = lengths_,
                               .plan = plan_,
                               .workspace = carve_workspace(builder_.sizes, builder_.problem.latent, workspace)};

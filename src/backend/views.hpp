@@ -1,9 +1,10 @@
-// What a tensor view must look like before a kernel may walk it.
+// What a tensor view must look like before a kernel may walk it, and how those of results are handed to the backends.
 #pragma once
 
 #include <array>
 #include <cstdint>
 
+#include "latte/ops.hpp"
 #include "latte/status.hpp"
 #include "latte/tensor.hpp"
 
@@ -34,5 +35,27 @@ bool rows_disjoint(std::int64_t extent0, std::int64_t stride0, std::int64_t exte
 
 // For outputs: the rows that are written, view[0..rows)[*], must not overlap. `width` elements each.
 Status check_disjoint(const ConstTensorView& view, const char* field, std::int64_t rows, std::int64_t width);
+
+// Each backend's room has an OutputView and a MergePart of its own, with the same fields.
+template <class View>
+View output_view(const TensorView& out, const TensorView& lse) {
+  return {.out = out.bytes(),
+          .out_token_stride = out.stride[0],
+          .out_head_stride = out.stride[1],
+          .dtype = out.dtype,
+          .lse = static_cast<float*>(lse.data),
+          .lse_token_stride = lse.stride[0],
+          .lse_head_stride = lse.stride[1]};
+}
+template <class Part>
+Part merge_part(const Partial& partial) {
+  return {.out = partial.out.bytes(),
+          .token_stride = partial.out.stride[0],
+          .head_stride = partial.out.stride[1],
+          .dtype = partial.out.dtype,
+          .lse = static_cast<const float*>(partial.lse.data),
+          .lse_token_stride = partial.lse.stride[0],
+          .lse_head_stride = partial.lse.stride[1]};
+}
 
 }  // namespace latte::backend
