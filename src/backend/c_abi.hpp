@@ -6,9 +6,11 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <new>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "backend/errors.hpp"
 #include "latte/decode.hpp"
@@ -136,6 +138,56 @@ Status read_wanted(const latte_backend* backend, const Given* problem, const lat
   LATTE_RETURN_IF_ERROR(read_problem(problem, wanted.problem));
   LATTE_RETURN_IF_ERROR(read_limits(limits, wanted.limits));
   return read_options(options, wanted.options);
+}
+
+// What both kinds of builders share; a handle holds its builder as `builder`.
+template <class Handle>
+Status need_builder(const Handle* handle) {
+  return handle != nullptr ? Status() : backend::missing("builder", "a builder", "null");
+}
+template <class Problem, class Handle, class Given>
+Status create_builder(const latte_backend* backend, const Given* problem, const latte_limits* limits,
+                      const latte_builder_options* options, Handle** handle) {
+  if (handle == nullptr) return backend::missing("builder", "where to put the handle", "null");
+  *handle = nullptr;
+  Wanted<Problem> wanted;
+  LATTE_RETURN_IF_ERROR(read_wanted(backend, problem, limits, options, wanted));
+  auto created = decltype(Handle::builder)::create(backend->backend, wanted.problem, wanted.limits, wanted.options);
+  if (!created.ok()) return created.status();
+  *handle = std::make_unique<Handle>(Handle{std::move(*created)}).release();
+  return {};
+}
+// What the info structs of both have in common.
+template <class Builder, class Info>
+void fill_info(const Builder& builder, Info& info) {
+  const PlanConfig& config = builder.plan_config();
+  const PlanSizes& sizes = builder.plan_sizes();
+  info.heads = config.heads;
+  info.row_tile = config.row_tile;
+  info.kv_block = config.kv_block;
+  info.workers = config.workers;
+  info.policy_n = config.policy.n;
+  info.kernel = builder.kernel();
+  info.reason = builder.reason().c_str();
+  info.workspace_bytes = builder.workspace_bytes();
+  info.max_tiles = sizes.tiles;
+  info.max_records = sizes.records;
+  info.max_partials = sizes.partials;
+  info.max_partial_rows = sizes.partial_rows;
+  info.max_plan_words = sizes.words;
+}
+template <class Handle>
+Status init_workspace(const Handle* handle, void* workspace, std::uint64_t bytes, Stream stream) {
+  LATTE_RETURN_IF_ERROR(need_builder(handle));
+  return handle->builder.init_workspace({static_cast<std::byte*>(workspace), static_cast<std::size_t>(bytes)}, stream);
+}
+// destroy and close. NULL is fine.
+template <class Handle>
+latte_code destroy_handle(Handle* handle, latte_error* error) noexcept {
+  return guarded(error, [&]() -> Status {
+    delete handle;
+    return {};
+  });
 }
 
 // The size of what `field` points to is in <field>_bytes.

@@ -57,12 +57,7 @@ latte_code latte_backend_open(const latte_backend_options* options, latte_backen
   });
 }
 
-latte_code latte_backend_close(latte_backend* backend, latte_error* error) {
-  return guarded(error, [&]() -> Status {
-    delete backend;
-    return {};
-  });
-}
+latte_code latte_backend_close(latte_backend* backend, latte_error* error) { return destroy_handle(backend, error); }
 
 latte_code latte_backend_info(const latte_backend* backend, latte_machine_info* info, latte_error* error) {
   return guarded(error, [&]() -> Status {

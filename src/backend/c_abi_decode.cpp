@@ -63,10 +63,6 @@ Status write_metadata(const Result<DecodeMetadata>& built, latte_metadata* metad
   return {};
 }
 
-Status need_builder(const latte_builder* builder) {
-  return builder != nullptr ? Status() : backend::missing("builder", "a builder", "null");
-}
-
 }  // namespace
 }  // namespace latte::c_abi
 
@@ -88,46 +84,18 @@ latte_code latte_builder_needs(const latte_backend* backend, const latte_problem
 
 latte_code latte_builder_create(const latte_backend* backend, const latte_problem* problem, const latte_limits* limits,
                                 const latte_builder_options* options, latte_builder** builder, latte_error* error) {
-  return guarded(error, [&]() -> Status {
-    if (builder == nullptr) return backend::missing("builder", "where to put the handle", "null");
-    *builder = nullptr;
-    Wanted<DecodeProblem> wanted;
-    LATTE_RETURN_IF_ERROR(read_wanted(backend, problem, limits, options, wanted));
-    auto created = MetadataBuilder::create(backend->backend, wanted.problem, wanted.limits, wanted.options);
-    if (!created.ok()) return created.status();
-    *builder = std::make_unique<latte_builder>(latte_builder{std::move(*created)}).release();
-    return {};
-  });
+  return guarded(error, [&] { return create_builder<DecodeProblem>(backend, problem, limits, options, builder); });
 }
 
-latte_code latte_builder_destroy(latte_builder* builder, latte_error* error) {
-  return guarded(error, [&]() -> Status {
-    delete builder;
-    return {};
-  });
-}
+latte_code latte_builder_destroy(latte_builder* builder, latte_error* error) { return destroy_handle(builder, error); }
 
 latte_code latte_builder_get_info(const latte_builder* builder, latte_builder_info* info, latte_error* error) {
   return guarded(error, [&]() -> Status {
     LATTE_RETURN_IF_ERROR(need_builder(builder));
     LATTE_RETURN_IF_ERROR(check_struct(info, "info", offsetof(latte_builder_info, row_tile)));
-    const PlanConfig& config = builder->builder.plan_config();
-    const PlanSizes& sizes = builder->builder.plan_sizes();
-    write_struct({.size = 0,
-                  .heads = config.heads,
-                  .row_tile = config.row_tile,
-                  .kv_block = config.kv_block,
-                  .workers = config.workers,
-                  .policy_n = config.policy.n,
-                  .kernel = builder->builder.kernel(),
-                  .workspace_bytes = builder->builder.workspace_bytes(),
-                  .max_tiles = sizes.tiles,
-                  .max_records = sizes.records,
-                  .max_partials = sizes.partials,
-                  .max_partial_rows = sizes.partial_rows,
-                  .max_plan_words = sizes.words,
-                  .reason = builder->builder.reason().c_str()},
-                 info);
+    latte_builder_info full = LATTE_BUILDER_INFO_INIT;
+    fill_info(builder->builder, full);
+    write_struct(full, info);
     return {};
   });
 }
@@ -158,11 +126,7 @@ latte_code latte_builder_build_on_device(latte_builder* builder, int32_t slot, c
 
 latte_code latte_builder_init_workspace(const latte_builder* builder, void* workspace, uint64_t workspace_bytes,
                                         void* stream, latte_error* error) {
-  return guarded(error, [&]() -> Status {
-    LATTE_RETURN_IF_ERROR(need_builder(builder));
-    const std::span<std::byte> bytes(static_cast<std::byte*>(workspace), static_cast<std::size_t>(workspace_bytes));
-    return builder->builder.init_workspace(bytes, stream);
-  });
+  return guarded(error, [&] { return init_workspace(builder, workspace, workspace_bytes, stream); });
 }
 
 latte_code latte_metadata_plan(const latte_metadata* metadata, latte_plan* plan, latte_error* error) {

@@ -108,10 +108,6 @@ Status expand_through_c(void* user, const ContextChunk& chunk) {
   return {static_cast<Code>(code), error.field[0] != '\0' ? error.field : "expand", error.expected, error.got};
 }
 
-Status need_prefill_builder(const latte_prefill_builder* builder) {
-  return builder != nullptr ? Status() : backend::missing("builder", "a builder", "null");
-}
-
 }  // namespace
 }  // namespace latte::c_abi
 
@@ -147,49 +143,23 @@ latte_code latte_prefill_builder_needs(const latte_backend* backend, const latte
 latte_code latte_prefill_builder_create(const latte_backend* backend, const latte_prefill_problem* problem,
                                         const latte_limits* limits, const latte_builder_options* options,
                                         latte_prefill_builder** builder, latte_error* error) {
-  return guarded(error, [&]() -> Status {
-    if (builder == nullptr) return backend::missing("builder", "where to put the handle", "null");
-    *builder = nullptr;
-    Wanted<PrefillProblem> wanted;
-    LATTE_RETURN_IF_ERROR(read_wanted(backend, problem, limits, options, wanted));
-    auto created = PrefillBuilder::create(backend->backend, wanted.problem, wanted.limits, wanted.options);
-    if (!created.ok()) return created.status();
-    *builder = std::make_unique<latte_prefill_builder>(latte_prefill_builder{std::move(*created)}).release();
-    return {};
-  });
+  return guarded(error, [&] { return create_builder<PrefillProblem>(backend, problem, limits, options, builder); });
 }
 
 latte_code latte_prefill_builder_destroy(latte_prefill_builder* builder, latte_error* error) {
-  return guarded(error, [&]() -> Status {
-    delete builder;
-    return {};
-  });
+  return destroy_handle(builder, error);
 }
 
 latte_code latte_prefill_builder_get_info(const latte_prefill_builder* builder, latte_prefill_builder_info* info,
                                           latte_error* error) {
   return guarded(error, [&]() -> Status {
-    LATTE_RETURN_IF_ERROR(need_prefill_builder(builder));
+    LATTE_RETURN_IF_ERROR(need_builder(builder));
     LATTE_RETURN_IF_ERROR(check_struct(info, "info", offsetof(latte_prefill_builder_info, row_tile)));
-    const PlanConfig& config = builder->builder.plan_config();
-    const PlanSizes& sizes = builder->builder.plan_sizes();
-    write_struct({.size = 0,
-                  .heads = config.heads,
-                  .row_tile = config.row_tile,
-                  .kv_block = config.kv_block,
-                  .workers = config.workers,
-                  .policy_n = config.policy.n,
-                  .math = static_cast<std::int32_t>(builder->builder.math()),
-                  .chunk_tokens = builder->builder.chunk_tokens(),
-                  .kernel = builder->builder.kernel(),
-                  .reason = builder->builder.reason().c_str(),
-                  .workspace_bytes = builder->builder.workspace_bytes(),
-                  .max_tiles = sizes.tiles,
-                  .max_records = sizes.records,
-                  .max_partials = sizes.partials,
-                  .max_partial_rows = sizes.partial_rows,
-                  .max_plan_words = sizes.words},
-                 info);
+    latte_prefill_builder_info full = LATTE_PREFILL_BUILDER_INFO_INIT;
+    fill_info(builder->builder, full);
+    full.math = static_cast<std::int32_t>(builder->builder.math());
+    full.chunk_tokens = builder->builder.chunk_tokens();
+    write_struct(full, info);
     return {};
   });
 }
@@ -198,7 +168,7 @@ latte_code latte_prefill_builder_build(latte_prefill_builder* builder, int32_t s
                                        const latte_prefill_lengths* lengths, latte_prefill_metadata* metadata,
                                        latte_error* error) {
   return guarded(error, [&]() -> Status {
-    LATTE_RETURN_IF_ERROR(need_prefill_builder(builder));
+    LATTE_RETURN_IF_ERROR(need_builder(builder));
     LATTE_RETURN_IF_ERROR(check_struct(metadata, "metadata", sizeof(latte_prefill_metadata)));
     PrefillLengths step;
     Stream stream = nullptr;
@@ -216,11 +186,7 @@ latte_code latte_prefill_builder_build(latte_prefill_builder* builder, int32_t s
 
 latte_code latte_prefill_builder_init_workspace(const latte_prefill_builder* builder, void* workspace,
                                                 uint64_t workspace_bytes, void* stream, latte_error* error) {
-  return guarded(error, [&]() -> Status {
-    LATTE_RETURN_IF_ERROR(need_prefill_builder(builder));
-    const std::span<std::byte> bytes(static_cast<std::byte*>(workspace), static_cast<std::size_t>(workspace_bytes));
-    return builder->builder.init_workspace(bytes, stream);
-  });
+  return guarded(error, [&] { return init_workspace(builder, workspace, workspace_bytes, stream); });
 }
 
 latte_code latte_prefill_metadata_plan(const latte_prefill_metadata* metadata, int32_t chunk, latte_plan* plan,

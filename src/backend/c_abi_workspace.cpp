@@ -47,10 +47,7 @@ latte_code latte_workspace_create(const latte_backend* backend, const latte_work
 }
 
 latte_code latte_workspace_destroy(latte_workspace* workspace, latte_error* error) {
-  return guarded(error, [&]() -> Status {
-    delete workspace;
-    return {};
-  });
+  return destroy_handle(workspace, error);
 }
 
 latte_code latte_workspace_take(latte_workspace* workspace, int32_t need, latte_workspace_slice* slice,
