@@ -112,16 +112,20 @@ Status check_scales(const PlannedPrefill& step, const PrefillArgs& args) {
   LATTE_RETURN_IF_ERROR(check_fp8_scale(step, "q_scale", args.q_scale));
   LATTE_RETURN_IF_ERROR(check_fp8_scale(step, "k_scale", args.k_scale));
   LATTE_RETURN_IF_ERROR(check_fp8_scale(step, "v_scale", args.v_scale));
-  // Of scales behind addresses the ones of the first head stand for all: products that are no numbers come from them
-  // too, but no more than garbage in the tensors does.
+  // Scales behind a device's addresses cannot be looked at.
   const bool device = step.place == Place::device;
-  const auto known = [&](const Fp8Scale& scale) {
+  const auto known = [&](const Fp8Scale& scale, std::int32_t head) {
     if (scale.ptr == nullptr) return scale.value;
-    return device ? 1.0f : *scale.ptr;
+    return device ? 1.0f : scale.ptr[scale.per_head ? head : 0];
   };
-  const float product = args.scale * known(args.q_scale) * known(args.k_scale);
-  if (std::isfinite(product) && product > 0) return {};
-  return invalid("scale", "a finite scale * q_scale * k_scale above 0", text(product));
+  const bool per_head = !device && (args.q_scale.per_head || args.k_scale.per_head);
+  for (std::int32_t head = 0; head < (per_head ? step.problem.heads : 1); ++head) {
+    const float product = args.scale * known(args.q_scale, head) * known(args.k_scale, head);
+    if (std::isfinite(product) && product > 0) continue;
+    return invalid("scale", "a finite scale * q_scale * k_scale above 0 for every head",
+                   text(product) + " for head " + text(head));
+  }
+  return {};
 }
 
 Status check_context_args(const PlannedPrefill& step, const PrefillArgs& args) {

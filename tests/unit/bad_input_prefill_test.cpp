@@ -309,6 +309,10 @@ TEST_F(BadPrefill, Fp8ScalesAreLookedAtWhereTheyAreUsed) {
   args.q_scale.value = 1e30f;
   args.k_scale.value = 1e30f;
   expect_error(answer(prefill(metadata, args)), invalid_argument, "scale");
+  const float tiny[] = {1, 1, 1e-30f};  // good numbers, whose product of the last head is 0
+  args = good;
+  args.q_scale = args.k_scale = {.ptr = tiny, .per_head = true};
+  expect_error(answer(prefill(metadata, args)), invalid_argument, "scale");
   EXPECT_TRUE(case_.untouched());
   per_head[1] = 3;
   args = good;
