@@ -95,6 +95,7 @@ class CpuStep final : public DecodeStep {
   }
 
   Status run(const PlannedStep& /*step*/, const DecodeArgs& args) override {
+    const cpu::DefaultFloatingPoint arithmetic;
     const DecodeProblem& problem = builder_.problem;
     const float q_scale = scale_of(args.q_scale);
     const float kv_scale = scale_of(args.kv_scale);

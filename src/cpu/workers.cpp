@@ -40,21 +40,6 @@ bool spin_until(int spins, const Done& done) {
   return done();
 }
 
-// The caller may have set another rounding mode or flush-to-zero; results must not depend on which worker ran a piece.
-class DefaultFloatingPoint {
- public:
-  DefaultFloatingPoint() {
-    std::fegetenv(&callers_);
-    std::fesetenv(FE_DFL_ENV);
-  }
-  ~DefaultFloatingPoint() { std::fesetenv(&callers_); }
-  DefaultFloatingPoint(const DefaultFloatingPoint&) = delete;
-  DefaultFloatingPoint& operator=(const DefaultFloatingPoint&) = delete;
-
- private:
-  std::fenv_t callers_;
-};
-
 }  // namespace
 
 std::int32_t available_threads(const std::string& root) {

@@ -2,6 +2,7 @@
 // nothing is allocated per call. The calling thread is worker 0.
 #pragma once
 
+#include <cfenv>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -10,6 +11,22 @@ namespace latte::cpu {
 
 // Hardware threads this process may use: the affinity mask, cut by the cgroup's CPU quota (cpu/cgroup.hpp, as is root).
 std::int32_t available_threads(const std::string& root = "");
+
+// The caller may have set another rounding mode or flush-to-zero; results must depend neither on that nor on which
+// worker ran a piece.
+class DefaultFloatingPoint {
+ public:
+  DefaultFloatingPoint() {
+    std::fegetenv(&callers_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~DefaultFloatingPoint() { std::fesetenv(&callers_); }
+  DefaultFloatingPoint(const DefaultFloatingPoint&) = delete;
+  DefaultFloatingPoint& operator=(const DefaultFloatingPoint&) = delete;
+
+ private:
+  std::fenv_t callers_;
+};
 
 class Workers {
  public:

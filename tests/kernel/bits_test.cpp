@@ -1,4 +1,6 @@
 // Equal bits: from run to run for every policy, and across batches and worker counts for the batch-invariant one.
+#include <cfenv>
+
 #include <gtest/gtest.h>
 
 #include "tests/kernel/support.hpp"
@@ -43,6 +45,29 @@ TEST_P(SameBits, FromRunToRunForEveryPolicy) {
         ASSERT_TRUE(decode(metadata, batch.args()).ok());
         ASSERT_EQ(batch.result_bits(), first) << c.name() << " policy " << policy_name(policy.kind);
       }
+    }
+  }
+}
+
+// Rounding and what becomes of subnormals are the caller's own business.
+TEST_P(SameBits, WhateverTheCallersRoundingMode) {
+  for (DecodeCase c : served_formats(mixed_batch())) {
+    c.kv_scale = 0.37f, c.q_scale = 0.77f;  // whose products are rounded
+    DecodeBatch batch(c);
+    run_step(backend, batch, Policy::balanced());
+    const auto expected = batch.result_bits();
+    auto builder = MetadataBuilder::create(backend, c.problem(), kLimits).value();
+    const auto metadata = builder.build(0, batch.lengths()).value();
+    const DecodeArgs args = batch.args();  // whose scale is a division
+    for (int mode : {FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO}) {
+      batch.poison_outputs();
+      ASSERT_EQ(std::fesetround(mode), 0);
+      const Status status = decode(metadata, args);
+      const int after = std::fegetround();
+      std::fesetround(FE_TONEAREST);
+      ASSERT_TRUE(status.ok()) << status.message();
+      EXPECT_EQ(after, mode) << "the caller's mode was changed";
+      EXPECT_TRUE(batch.result_bits() == expected) << c.name() << " rounding mode " << mode;
     }
   }
 }
