@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -197,6 +198,47 @@ TEST_P(RisingScores, KeepTheWeightOfWhatCameBefore) {
       }
     }
   }
+}
+
+// The same behind many thousands of tokens, whose sums have been moved into totals: these have to follow, too.
+TEST_P(RisingScores, KeepTheWeightOfTotals) {
+  const Backend one_thread = open_backend(GetParam(), 1);
+  for (std::int32_t heads : {1, 40})
+    for (std::int32_t tokens : {4608, 9000}) {
+      OneRequest request(one_thread);
+      request.problem.heads = heads;
+      // Every token has a score of 0 and values of 1, but one near the end a score of 9, in powers of two, and zeros.
+      const auto pages = static_cast<std::size_t>((tokens + kPage - 1) / kPage);
+      std::vector<double> q(static_cast<std::size_t>(heads) * kWidth, 0.0), values(pages * kPage * kWidth, 1.0);
+      for (std::size_t h = 0; h < static_cast<std::size_t>(heads); ++h) q[h * kWidth] = 1;
+      for (std::size_t t = 0; t < pages * kPage; ++t) values[t * kWidth] = 0;
+      const auto above = values.begin() + (tokens - 100) * kWidth;
+      std::fill(above, above + kWidth, 0.0);
+      *above = 9;
+      const auto q_bytes = request.encode(q), cache = request.encode(values);
+      std::vector<std::int32_t> list(pages);
+      std::iota(list.begin(), list.end(), 0);
+      const std::int32_t query_start[] = {0, 1}, seq_lens[] = {tokens};
+      auto builder = MetadataBuilder::create(one_thread, request.problem, {.max_requests = 1, .max_kv_tokens = tokens},
+                                             {.policy = Policy::uniform(1)});
+      ASSERT_TRUE(builder.ok()) << builder.status().message();
+      auto step = builder->build(0, {.seq_lens = seq_lens, .query_start = query_start});
+      ASSERT_TRUE(step.ok()) << step.status().message();
+      std::vector<float> out(static_cast<std::size_t>(heads) * kLatent, NAN), lse(static_cast<std::size_t>(heads), NAN);
+      const auto count = static_cast<std::int64_t>(pages);
+      ASSERT_TRUE(decode(*step, {.q = dense(q_bytes.data(), request.dtype(), {1, heads, kWidth}),
+                                 .kv_cache = dense(cache.data(), request.dtype(), {count, kPage, kWidth}),
+                                 .pages = {.block_table = list.data(), .block_table_stride = count, .max_pages = count},
+                                 .out = dense(out.data(), Dtype::f32, {1, heads, kLatent}),
+                                 .lse = dense(lse.data(), Dtype::f32, {1, heads}),
+                                 .scale = static_cast<float>(std::log(2.0))}));
+      const double all = tokens - 1 + 512;
+      for (std::size_t i = 0; i < out.size(); ++i) {
+        if (i % kLatent == 0) continue;  // the scores themselves
+        ASSERT_NEAR(out[i], (tokens - 1) / all, 1e-3) << heads << " heads, " << tokens << " tokens";
+      }
+      for (float row : lse) ASSERT_NEAR(row, std::log(all), 1e-3) << heads << " heads, " << tokens << " tokens";
+    }
 }
 
 // In a process of its own, which has too little address space for so many stacks.

@@ -17,8 +17,9 @@
 // A strip's queries are read when its first cell comes, and its rows are written when its last one is done, so that
 // memory is waited for beside products, not before and after them.
 //
-// A row may raise its reference after earlier cells of its strip became probabilities: these few are scaled again, in
-// bf16, where they no longer matter much. The outputs wait until their strip is accumulated (Scratch::lag).
+// A row may raise its reference after earlier cells of its strip became probabilities: these are scaled again, in bf16,
+// and the sum that divides outputs follows what that rounds them to. The outputs wait until their strip is accumulated
+// (Scratch::lag).
 //
 // Budget for 512 rows and 256 tokens a step at 192/128. L1: q of a strip 12 KB, a cell's keys 12, s 2 x 4, then p 16,
 // two column panels of v 16, their o 4. L2: q 197, k 2 x 98, v 2 x 66, o 262, lane sums 2 x 33 = 850 KB.
