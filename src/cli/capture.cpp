@@ -68,7 +68,7 @@ void add_capture(CLI::App& app, Action& action) {
   auto options = std::make_shared<CaptureOptions>();
   CLI::App* command = app.add_subcommand("capture", "Write a random call as a file that `latte run` replays");
   command->add_option("--spec", options->spec, "The batch, like 16q1s4k_4q4s1k")->required();
-  command->add_option("--out", options->out, "The .safetensors file to write")->required();
+  command->add_option("--out", options->out, "The .safetensors file to write")->required()->check(file_name());
   command->add_option("--seed", options->seed, "Seed of the random values")->capture_default_str();
   command->add_flag("--with-expect", options->with_expect, "Also write what the fp64 oracle computes");
   options->shape.add_ops_to(*command);

@@ -152,6 +152,11 @@ Result<PrefillShape> resolve_prefill(const ShapeOptions& options) {
   return prefill;
 }
 
+CLI::Validator file_name() {
+  return {[](std::string& name) { return name.empty() ? std::string("expected the name of a file, got none") : ""; },
+          ""};
+}
+
 Result<Policy> parse_policy(std::string_view text) {
   const std::size_t colon = text.find(':');
   const std::string_view name = text.substr(0, colon);

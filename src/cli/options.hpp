@@ -69,6 +69,9 @@ struct BackendChoice {
   Result<Backend> open(bool tell = true) const;
 };
 
+// Of options that name a file to write: an empty one is a mistake, not a wish for none.
+CLI::Validator file_name();
+
 // "balanced", "uniform:4", "batch_invariant", "batch_invariant:2048"
 Result<Policy> parse_policy(std::string_view text);
 std::string policy_text(const Policy& policy);

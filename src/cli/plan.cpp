@@ -264,7 +264,7 @@ void add_plan(CLI::App& app, Action& action) {
   command->add_option("--policy", options->policy, "balanced, uniform:N or batch_invariant[:TOKENS]")
       ->capture_default_str();
   command->add_option("--rows", options->rows, "Workers shown in the text; -1 = all")->capture_default_str();
-  command->add_option("--svg", options->svg, "Also draw the plan into this file");
+  command->add_option("--svg", options->svg, "Also draw the plan into this file")->check(file_name());
   command->add_flag("--json", options->json, "The six arrays, lengths and cost model as one JSON object")
       ->excludes("--rows");
   options->shape.add_ops_to(*command);

@@ -1,4 +1,7 @@
 // latte run: replays one captured call and compares it with what the file expects.
+#include <filesystem>
+#include <system_error>
+
 #include <fmt/format.h>
 
 #include "cli/captured.hpp"
@@ -37,6 +40,9 @@ testkit::Tolerance tolerance_of(const CapturedCall& call) {
 }
 
 int run(const RunOptions& options) {
+  std::error_code error;
+  if (!options.out.empty() && std::filesystem::equivalent(options.file, options.out, error))
+    return fail({Code::invalid_argument, "--out", "another file than the captured call", options.out});
   const Result<Safetensors> file = Safetensors::load(options.file);
   if (!file) return fail(file.status());
   const std::string* op = file->find_metadata("op");
@@ -80,7 +86,8 @@ void add_run(CLI::App& app, Action& action) {
   auto options = std::make_shared<RunOptions>();
   CLI::App* command = app.add_subcommand("run", "Replay one captured call from a .safetensors file");
   command->add_option("case", options->file, "The captured call")->required();
-  command->add_option("--out", options->out, "Write the tensors out and lse to this .safetensors file");
+  command->add_option("--out", options->out, "Write the tensors out and lse to this .safetensors file")
+      ->check(file_name());
   command->add_option("--policy", options->policy, "balanced, uniform:N or batch_invariant[:TOKENS]")
       ->capture_default_str();
   options->backend.add_to(*command);

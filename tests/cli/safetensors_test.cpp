@@ -66,6 +66,16 @@ TEST(Safetensors, ATruncationAtAnyByteIsAnError) {
   EXPECT_FALSE(Safetensors::parse(as_bytes(whole + "x")).ok()) << "one byte too many";
 }
 
+// A captured file may hold more than a call has.
+TEST(Safetensors, TensorsOfOtherDtypesAreRead) {
+  const auto file = Safetensors::parse(as_bytes(file_of(R"({"a":{"dtype":"F64","shape":[2],"data_offsets":[0,16]},)"
+                                                        R"("b":{"dtype":"BOOL","shape":[3],"data_offsets":[16,19]}})",
+                                                        19)));
+  ASSERT_TRUE(file.ok()) << file.status().message();
+  EXPECT_EQ(file->find("a")->dtype, FileDtype::f64);
+  EXPECT_EQ(file->find("b")->bytes.size(), 3u);
+}
+
 TEST(Safetensors, AnyChangedByteGivesTensorsWithinTheFileOrAnError) {
   const std::string whole = file_of(
       R"({"a":{"dtype":"F16","shape":[2,3],"data_offsets":[0,12]},"b":{"dtype":"U8","shape":[],"data_offsets":[12,13]}})",
