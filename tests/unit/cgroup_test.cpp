@@ -123,7 +123,13 @@ TEST_F(CgroupFiles, TheDefaultThreadCountIsCutByTheQuota) {
   EXPECT_EQ(available_threads(root_.string()), without) << "a quota of more than there are";
 }
 
-TEST(Cgroup, OfThisProcessCanBeRead) { EXPECT_GE(cgroup_threads(), 0); }
+// The files of the machine it runs on, whatever they say: nothing breaks, and the count is one that can be used.
+TEST(Cgroup, OfThisProcessCutsTheThreadsThatMayRun) {
+  const std::int32_t quota = cgroup_threads(), threads = available_threads();
+  ASSERT_GE(quota, 0);
+  EXPECT_GE(threads, 1);
+  EXPECT_TRUE(quota == 0 || threads <= quota) << threads << " threads, " << quota << " by the quota";
+}
 
 }  // namespace
 }  // namespace latte::cpu
