@@ -34,7 +34,7 @@ struct Comparison {
 // one wrong row must not hide among thousands of good ones.
 inline constexpr double kRowFactor = 4;
 // What a batch may be off by, in terms of the tolerance: one row alone has nothing to average its rounding with. One in
-// some hundreds of bf16 rows is above its tolerance, by a tenth.
+// some thousands of bf16 rows is above its tolerance, by up to a quarter.
 constexpr double batch_factor(double rows) { return 1 + 0.5 / rows; }
 
 // `out` [T, H, latent] and `lse` (fp32 [T, H], may be empty); rows [0, oracle.tokens) are looked at.
