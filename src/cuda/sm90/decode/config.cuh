@@ -75,6 +75,7 @@ struct Share {
     end = load_word(plan.indptr + worker() + 1);
   }
 
+  __device__ bool empty() const { return begin == end; }
   __device__ std::int32_t worker() const { return static_cast<std::int32_t>(blockIdx.x) >> (ranks - 1); }
   __device__ std::int32_t workers() const { return static_cast<std::int32_t>(gridDim.x) >> (ranks - 1); }
 
@@ -100,6 +101,16 @@ struct Share {
     return value;
   }
 };
+
+// A thread block's first steps once its barriers are initialised: its share is asked for before they are awaited.
+__device__ __forceinline__ Share begin_share(const PlanView& plan, const LaunchShape& shape) {
+  if (!shape.overlap_previous) prim::wait_previous_launch();
+  const Share share(plan, shape.blocks_a_worker);
+  __syncthreads();
+  return share;
+}
+// And its last where it has none: nobody may take this launch for done before the one before.
+__device__ __forceinline__ void end_without_share() { prim::wait_previous_launch(); }
 
 // The next launch may start once this one has seen the end of the one before it: then what is older than that is done
 // for both.

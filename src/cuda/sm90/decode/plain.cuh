@@ -405,13 +405,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     s.fetched.init(1);
     prim::fence_barrier_init();
   }
-  if (!shape.overlap_previous) prim::wait_previous_launch();
-  const Share share(call.plan, shape.blocks_a_worker);  // asked for before the barriers are awaited
-  __syncthreads();
-  if (share.begin == share.end) {
-    prim::wait_previous_launch();  // nobody may take this launch for done before that one
-    return;
-  }
+  const Share share = begin_share(call.plan, shape);
+  if (share.empty()) return end_without_share();
 
   if (threadIdx.x < kWarpgroup) {
     if constexpr (Role::kScorerRegisters > launch_registers(kThreads)) prim::grow_registers<Role::kScorerRegisters>();
