@@ -179,7 +179,12 @@ class CudaStep final : public DecodeStep {
   const cuda::DecodeKernel kernel_;
   const std::int32_t workers_;  // that get work: one launch's size
   const bool may_overlap_;
-  bool plan_may_be_under_way_ = false;  // by a kernel, and no decode has waited for it
+  // A plan that a kernel makes, and that no decode in its stream has waited for. Captured or not, as the plan was.
+  struct PlanUnderWay {
+    Stream stream;
+    bool captured;
+  };
+  std::optional<PlanUnderWay> plan_under_way_;
   StagedWords words_;
   DeviceBuffer workspace_;
   Findings findings_;

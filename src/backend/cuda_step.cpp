@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <utility>
 
 #include "backend/cuda_impl.hpp"
 #include "backend/errors.hpp"
@@ -80,6 +79,7 @@ Status CudaStep::publish(const Plan& plan, const StepLengths& lengths, Stream st
   LATTE_RETURN_IF_ERROR(words_.upload(stream, lengths.seq_lens, lengths.query_start, lengths.visible,
                                       plan.work_meta_data, plan.work_indptr, plan.work_info_set, plan.reduce_indptr,
                                       plan.reduce_final_map, plan.reduce_partial_map));
+  plan_under_way_.reset();
   const DecodeWords::Parts words = on_device();
   lengths_ = {.seq_lens = words.seq_lens,
               .query_start = words.query_start,
@@ -89,7 +89,9 @@ Status CudaStep::publish(const Plan& plan, const StepLengths& lengths, Stream st
 
 Status CudaStep::plan_on_device(const DeviceLengths& lengths, Stream stream) {
   lengths_ = {.seq_lens = lengths.seq_lens, .query_start = lengths.query_start, .visible = lengths.visible};
-  plan_may_be_under_way_ = true;
+  const Result<bool> captured = device_.capturing(stream);
+  if (!captured) return captured.status();
+  plan_under_way_ = {.stream = stream, .captured = *captured};
   return device_.plan({.config = builder_.config,
                        .sizes = builder_.sizes,
                        .requests = lengths.requests,
@@ -142,9 +144,12 @@ Status CudaStep::run(const PlannedStep& step, const DecodeArgs& args) {
       args.stream));
   // The first call behind a plan that a kernel makes waits for that kernel, whatever the caller promises: with half of
   // a plan thread blocks would wait for each other for ever.
-  const bool plan_is_older = !std::exchange(plan_may_be_under_way_, false);
-  const bool overlap = may_overlap_ && args.overlap_previous && plan_is_older;
-  return device_.decode(kernel_, call, workers_, overlap, args.stream);
+  const bool overlap = may_overlap_ && args.overlap_previous && !plan_under_way_;
+  LATTE_RETURN_IF_ERROR(device_.decode(kernel_, call, workers_, overlap, args.stream));
+  if (!plan_under_way_ || args.stream != plan_under_way_->stream) return {};
+  const Result<bool> captured = device_.capturing(args.stream);
+  if (captured && *captured == plan_under_way_->captured) plan_under_way_.reset();
+  return {};
 }
 
 }  // namespace latte::backend
