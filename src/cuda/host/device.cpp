@@ -52,6 +52,18 @@ DeviceInfo describe(int ordinal, const cudaDeviceProp& properties) {
   return info;
 }
 
+// Another thread may be capturing a graph; what has nothing to do with that must not spoil it.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 }  // namespace
 
 Gpu::Use::Use(int ordinal) : error_(cudaGetDevice(&before_)) {
@@ -61,12 +73,14 @@ Gpu::Use::Use(int ordinal) : error_(cudaGetDevice(&before_)) {
   }
 }
 Gpu::Use::~Use() {
-  if (changed_) cudaSetDevice(before_);
+  if (changed_ && cudaSetDevice(before_) != cudaSuccess) cudaGetLastError();  // nobody else's business
 }
 
 cudaError_t Gpu::start() {
   const Use use(ordinal_);
-  return use.error() != cudaSuccess ? use.error() : cudaFree(nullptr);
+  if (use.error() != cudaSuccess) return use.error();
+  const RelaxedCapture relaxed;
+  return cudaFree(nullptr);
 }
 
 Result<void*> Gpu::allocate(std::size_t bytes, Memory where) {
@@ -159,15 +173,12 @@ Status Gpu::record(void* event, Stream stream) {
 Status Gpu::wait(void* event) {
   const Use use(ordinal_);
   LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
-  // Another thread may be capturing a graph; asking an event that has nothing to do with it must not spoil that.
-  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-  cudaThreadExchangeStreamCaptureMode(&mode);
+  const RelaxedCapture relaxed;
   cudaError_t error = cudaEventQuery(static_cast<cudaEvent_t>(event));
   if (error == cudaErrorNotReady) {
     cudaGetLastError();
     error = cudaEventSynchronize(static_cast<cudaEvent_t>(event));
   }
-  cudaThreadExchangeStreamCaptureMode(&mode);
   LATTE_RETURN_IF_CUDA_ERROR(error, "work without faults");
   return {};
 }
@@ -244,11 +255,13 @@ Result<std::unique_ptr<Device>> open_device(std::int32_t ordinal) {
                                                                   std::to_string(properties.major) + "." +
                                                                   std::to_string(properties.minor));
   auto gpu = std::make_unique<Gpu>(ordinal, describe(ordinal, properties));
-  // Another process may have it to itself, or nobody may use it.
-  if (const cudaError_t error = gpu->start(); error != cudaSuccess) {
+  const cudaError_t error = gpu->start();
+  // Another process has it to itself, or nobody may use it.
+  if (error == cudaErrorDevicesUnavailable || error == cudaErrorNotPermitted) {
     cudaGetLastError();
     return refuse("a GPU that takes work", std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
   }
+  LATTE_RETURN_IF_CUDA_ERROR(error, "a device that can be used");
   return Result<std::unique_ptr<Device>>(std::move(gpu));
 }
 
