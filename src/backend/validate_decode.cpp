@@ -5,6 +5,7 @@
 #include "backend/errors.hpp"
 #include "backend/validate.hpp"
 #include "backend/views.hpp"
+#include "cpu/workers.hpp"
 
 namespace latte::backend {
 namespace {
@@ -124,6 +125,7 @@ Status validate_scales(const PlannedStep& step, const DecodeArgs& args) {
   if (problem.q_dtype != Dtype::fp8_e4m3 && q_scale != 1)
     return invalid("q_scale", std::string("1, as q is ") + dtype_name(problem.q_dtype), text(q_scale));
   LATTE_RETURN_IF_ERROR(validate_kv_scale(problem.kv_format, args.kv_scale, step.place));
+  const cpu::DefaultFloatingPoint arithmetic;  // as the product is made
   const float product = args.scale * q_scale * scale_of(args.kv_scale);
   if (!std::isfinite(product) || product <= 0)
     return invalid("scale", "a finite scale * q_scale * kv_scale above 0", text(product));

@@ -5,6 +5,7 @@
 #include "backend/errors.hpp"
 #include "backend/validate.hpp"
 #include "backend/views.hpp"
+#include "cpu/workers.hpp"
 
 namespace latte::backend {
 namespace {
@@ -118,6 +119,7 @@ Status check_scales(const PlannedPrefill& step, const PrefillArgs& args) {
     if (scale.ptr == nullptr) return scale.value;
     return device ? 1.0f : scale.ptr[scale.per_head ? head : 0];
   };
+  const cpu::DefaultFloatingPoint arithmetic;  // as the product is made
   const bool per_head = !device && (args.q_scale.per_head || args.k_scale.per_head);
   for (std::int32_t head = 0; head < (per_head ? step.problem.heads : 1); ++head) {
     const float product = args.scale * known(args.q_scale, head) * known(args.k_scale, head);
