@@ -16,24 +16,8 @@
 
 namespace latte::cli {
 
-enum class FileDtype : std::uint8_t {
-  f32,
-  bf16,
-  f16,
-  f8_e4m3,
-  u8,
-  i32,
-  i64,
-  // Of tensors that no call has, and that a captured file may hold all the same.
-  f64,
-  f8_e5m2,
-  boolean,
-  i8,
-  i16,
-  u16,
-  u32,
-  u64
-};
+// `other`: of tensors that no call has, and that a captured file may hold all the same. Their sizes are not checked.
+enum class FileDtype : std::uint8_t { f32, bf16, f16, f8_e4m3, u8, i32, i64, other };
 
 std::size_t file_dtype_bytes(FileDtype dtype);
 const char* file_dtype_name(FileDtype dtype);  // "BF16"
