@@ -239,8 +239,7 @@ TEST_F(BadDecode, EveryBrokenCallNamesItsFieldInC) {
   }
 }
 
-// Validation sees addresses only, so a device's rules need no device.
-// Their values are fine: it is their number that nobody has a use for. C has no field for it.
+// The values of such scales are fine: it is their number that nobody has a use for. C has no field for it.
 TEST_F(BadDecode, ScalesForEachHeadAreRefused) {
   const std::vector<float> ones(static_cast<std::size_t>(step_.problem.heads), 1.0f);
   const Fp8Scale per_head{.ptr = ones.data(), .per_head = true};
@@ -254,6 +253,7 @@ TEST_F(BadDecode, ScalesForEachHeadAreRefused) {
   EXPECT_TRUE(decode(metadata_, cache).ok());
 }
 
+// Validation sees addresses only, so a device's rules need no device.
 TEST(BadDeviceCache, StridesThatACopyEngineCannotWalkNameTheCache) {
   alignas(16) std::byte memory[16] = {};
   const auto validate = [&](std::int64_t pages, std::int32_t page_size, std::int64_t page_stride,
