@@ -140,7 +140,8 @@ struct DecodeArgs {
   Stream stream = nullptr;           // where to queue the work on a device
   // cuda: plan, lengths, page table and older cache slots are read while the kernel queued before still runs. That
   // kernel may then write only q and the slots of this step's own tokens (a request's last ones, as many as it has
-  // query tokens), for which decode waits.
+  // query tokens), for which decode waits. Behind build_on_device() the first decode in the same stream waits for the
+  // plan all the same.
   bool overlap_previous = false;
 };
 

@@ -84,8 +84,7 @@ cudaError_t Gpu::start() {
 }
 
 Result<void*> Gpu::allocate(std::size_t bytes, Memory where) {
-  const Use use(ordinal_);
-  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
+  LATTE_USE_DEVICE();
   void* memory = nullptr;
   const std::size_t some = bytes > 0 ? bytes : 1;
   const cudaError_t error =
@@ -105,8 +104,7 @@ void Gpu::release(void* memory, Memory where) noexcept {
 }
 
 Result<std::size_t> Gpu::free_memory() {
-  const Use use(ordinal_);
-  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
+  LATTE_USE_DEVICE();
   std::size_t free = 0, total = 0;
   LATTE_RETURN_IF_CUDA_ERROR(cudaMemGetInfo(&free, &total), "the free memory");
   return free;
@@ -114,8 +112,7 @@ Result<std::size_t> Gpu::free_memory() {
 
 Status Gpu::copy(void* to, const void* from, std::size_t bytes, Copy direction, Stream stream) {
   if (bytes == 0) return {};
-  const Use use(ordinal_);
-  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
+  LATTE_USE_DEVICE();
   const cudaMemcpyKind kind = direction == Copy::to_device ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost;
   LATTE_RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(to, from, bytes, kind, as_stream(stream)), "a copy");
   return {};
@@ -123,15 +120,13 @@ Status Gpu::copy(void* to, const void* from, std::size_t bytes, Copy direction, 
 
 Status Gpu::clear(void* memory, std::size_t bytes, Stream stream) {
   if (bytes == 0) return {};
-  const Use use(ordinal_);
-  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
+  LATTE_USE_DEVICE();
   LATTE_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(memory, 0, bytes, as_stream(stream)), "zeros");
   return {};
 }
 
 Result<void*> Gpu::make_stream() {
-  const Use use(ordinal_);
-  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
+  LATTE_USE_DEVICE();
   cudaStream_t stream = nullptr;
   LATTE_RETURN_IF_CUDA_ERROR(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream");
   return static_cast<void*>(stream);
@@ -143,15 +138,13 @@ void Gpu::release_stream(void* stream) noexcept {
 }
 
 Status Gpu::synchronize(Stream stream) {
-  const Use use(ordinal_);
-  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
+  LATTE_USE_DEVICE();
   LATTE_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(as_stream(stream)), "work without faults");
   return {};
 }
 
 Result<void*> Gpu::make_event(bool timed) {
-  const Use use(ordinal_);
-  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
+  LATTE_USE_DEVICE();
   cudaEvent_t event = nullptr;
   LATTE_RETURN_IF_CUDA_ERROR(cudaEventCreateWithFlags(&event, timed ? cudaEventDefault : cudaEventDisableTiming),
                              "an event");
@@ -164,15 +157,13 @@ void Gpu::release_event(void* event) noexcept {
 }
 
 Status Gpu::record(void* event, Stream stream) {
-  const Use use(ordinal_);
-  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
+  LATTE_USE_DEVICE();
   LATTE_RETURN_IF_CUDA_ERROR(cudaEventRecord(static_cast<cudaEvent_t>(event), as_stream(stream)), "an event");
   return {};
 }
 
 Status Gpu::wait(void* event) {
-  const Use use(ordinal_);
-  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
+  LATTE_USE_DEVICE();
   const RelaxedCapture relaxed;
   cudaError_t error = cudaEventQuery(static_cast<cudaEvent_t>(event));
   if (error == cudaErrorNotReady) {
@@ -184,8 +175,7 @@ Status Gpu::wait(void* event) {
 }
 
 Result<double> Gpu::elapsed_us(void* begin, void* end) {
-  const Use use(ordinal_);
-  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
+  LATTE_USE_DEVICE();
   float milliseconds = 0;
   LATTE_RETURN_IF_CUDA_ERROR(cudaEventSynchronize(static_cast<cudaEvent_t>(end)), "work without faults");
   LATTE_RETURN_IF_CUDA_ERROR(
@@ -195,24 +185,21 @@ Result<double> Gpu::elapsed_us(void* begin, void* end) {
 }
 
 Result<bool> Gpu::capturing(Stream stream) {
-  const Use use(ordinal_);
-  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
+  LATTE_USE_DEVICE();
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   LATTE_RETURN_IF_CUDA_ERROR(cudaStreamIsCapturing(as_stream(stream), &status), "the state of a stream");
   return status != cudaStreamCaptureStatusNone;
 }
 
 Status Gpu::begin_capture(Stream stream) {
-  const Use use(ordinal_);
-  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
+  LATTE_USE_DEVICE();
   LATTE_RETURN_IF_CUDA_ERROR(cudaStreamBeginCapture(as_stream(stream), cudaStreamCaptureModeThreadLocal),
                              "a stream that can be captured");
   return {};
 }
 
 Result<void*> Gpu::end_capture(Stream stream) {
-  const Use use(ordinal_);
-  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
+  LATTE_USE_DEVICE();
   cudaGraph_t graph = nullptr;
   LATTE_RETURN_IF_CUDA_ERROR(cudaStreamEndCapture(as_stream(stream), &graph), "a captured graph");
   cudaGraphExec_t executable = nullptr;
@@ -223,8 +210,7 @@ Result<void*> Gpu::end_capture(Stream stream) {
 }
 
 Status Gpu::launch_graph(void* graph, Stream stream) {
-  const Use use(ordinal_);
-  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
+  LATTE_USE_DEVICE();
   LATTE_RETURN_IF_CUDA_ERROR(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), as_stream(stream)), "a graph launch");
   return {};
 }

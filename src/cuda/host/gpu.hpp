@@ -7,6 +7,11 @@
 #include "cuda/host/cuda.hpp"
 #include "cuda/host/errors.hpp"
 
+// The rest of a function of Gpu runs with its device current, or is not reached.
+#define LATTE_USE_DEVICE() \
+  const Use use(ordinal_); \
+  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used")
+
 namespace latte::cuda {
 
 inline cudaStream_t as_stream(Stream stream) { return static_cast<cudaStream_t>(stream); }

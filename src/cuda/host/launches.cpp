@@ -9,8 +9,7 @@
 
 namespace latte::cuda {
 Status Gpu::prepare(const DecodeKernel& kernel) {
-  const Use use(ordinal_);
-  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
+  LATTE_USE_DEVICE();
   LATTE_RETURN_IF_CUDA_ERROR(prepare_decode(kernel), "a decode kernel for this device");
   LATTE_RETURN_IF_CUDA_ERROR(prepare_plan(), "a planner for this device");
   return {};
@@ -18,79 +17,68 @@ Status Gpu::prepare(const DecodeKernel& kernel) {
 
 Status Gpu::decode(const DecodeKernel& kernel, const DecodeCall& call, std::int32_t workers, bool overlap_previous,
                    Stream stream) {
-  const Use use(ordinal_);
-  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
+  LATTE_USE_DEVICE();
   LATTE_RETURN_IF_CUDA_ERROR(launch_decode(kernel, call, workers, overlap_previous, as_stream(stream)),
                              "a decode launch");
   return {};
 }
 
 Status Gpu::plan(const PlanCall& call, Stream stream) {
-  const Use use(ordinal_);
-  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
+  LATTE_USE_DEVICE();
   LATTE_RETURN_IF_CUDA_ERROR(launch_plan(call, as_stream(stream)), "a planning launch");
   return {};
 }
 
 Status Gpu::merge(const MergeCall& call, Stream stream) {
-  const Use use(ordinal_);
-  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
+  LATTE_USE_DEVICE();
   LATTE_RETURN_IF_CUDA_ERROR(launch_merge(call, as_stream(stream)), "a merge launch");
   return {};
 }
 
 Status Gpu::write_kv(const WriteKvCall& call, Stream stream) {
-  const Use use(ordinal_);
-  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
+  LATTE_USE_DEVICE();
   LATTE_RETURN_IF_CUDA_ERROR(launch_write_kv(call, as_stream(stream)), "a cache write launch");
   return {};
 }
 
 Status Gpu::validate(const ValidateCall& call, Stream stream) {
-  const Use use(ordinal_);
-  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
+  LATTE_USE_DEVICE();
   LATTE_RETURN_IF_CUDA_ERROR(launch_validate(call, as_stream(stream)), "a validation launch");
   return {};
 }
 
 Status Gpu::prepare(const PrefillKernel& kernel) {
-  const Use use(ordinal_);
-  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
+  LATTE_USE_DEVICE();
   LATTE_RETURN_IF_CUDA_ERROR(prepare_prefill(kernel), "a prefill kernel for this device");
   return {};
 }
 
 Status Gpu::convert(const ConvertCall& call, Stream stream) {
-  const Use use(ordinal_);
-  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
+  LATTE_USE_DEVICE();
   LATTE_RETURN_IF_CUDA_ERROR(launch_convert(call, as_stream(stream)), "a launch that converts a tensor");
   return {};
 }
 
 Status Gpu::prefill(const PrefillKernel& kernel, const PrefillCall& call, std::int32_t workers, Stream stream) {
-  const Use use(ordinal_);
-  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
+  LATTE_USE_DEVICE();
   LATTE_RETURN_IF_CUDA_ERROR(launch_prefill(kernel, call, workers, as_stream(stream)), "a prefill launch");
   return {};
 }
 
 Status Gpu::gather_kv(const GatherKvCall& call, Stream stream) {
-  const Use use(ordinal_);
-  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
+  LATTE_USE_DEVICE();
   LATTE_RETURN_IF_CUDA_ERROR(launch_gather_kv(call, as_stream(stream)), "a gathering launch");
   return {};
 }
 
 Status Gpu::fill_random(const RandomFill& fill, Stream stream) {
-  const Use use(ordinal_);
-  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
+  LATTE_USE_DEVICE();
   LATTE_RETURN_IF_CUDA_ERROR(launch_fill_random(fill, as_stream(stream)), "a launch that fills memory");
   return {};
 }
 
 Result<Ceilings> Gpu::measure_ceilings(bool fp8) {
-  const Use use(ordinal_);
-  LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used");
+  LATTE_USE_DEVICE();
   Ceilings ceilings;
   LATTE_RETURN_IF_CUDA_ERROR(cuda::measure_ceilings(info_.multiprocessors, fp8, ceilings), "the device's ceilings");
   return ceilings;
