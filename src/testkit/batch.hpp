@@ -14,7 +14,7 @@
 
 namespace latte::testkit {
 
-class DecodeBatch {
+class DecodeBatch : public BatchOutputs {
  public:
   explicit DecodeBatch(const DecodeCase& description, Fill fill = Fill::checked);
 
@@ -28,20 +28,8 @@ class DecodeBatch {
   DecodeArgs args() const;
   StepLengths lengths() const;
 
-  // Makes the outputs NaN again.
-  void poison_outputs() { outputs_.poison(); }
-  std::optional<std::string> guard_damage() const { return outputs_.damage(); }
-  // Every bit of out and lse, of all requests or of one.
-  std::vector<std::byte> result_bits() const { return outputs_.bits(0, query_start_.back()); }
-  std::vector<std::byte> result_bits(std::int32_t request) const {
-    const auto b = static_cast<std::size_t>(request);
-    return outputs_.bits(query_start_[b], query_start_[b + 1]);
-  }
-  const GuardedTensor& out() const { return outputs_.out; }
-  const GuardedTensor& lse() const { return *outputs_.lse; }
   // Everything args() points into, for copies elsewhere.
   std::vector<Buffer> input_memory() const { return {cache_, table_, indptr_, q_, q_nope_, q_pe_, scales_}; }
-  std::vector<Buffer> output_memory() const { return outputs_.memory(); }
 
  private:
   struct Pages {
@@ -58,12 +46,11 @@ class DecodeBatch {
 
   DecodeCase case_;
   std::int64_t rows_ = 0;  // T: the query tokens and, in gapped layouts, spare rows behind them
-  std::vector<std::int32_t> seq_lens_, query_start_, visible_;
+  std::vector<std::int32_t> seq_lens_, visible_;
   Pages pages_;
   Buffer cache_, table_, indptr_, q_, q_nope_, q_pe_, scales_;
   TensorView cache_view_, q_view_, q_nope_view_, q_pe_view_;
   std::int64_t table_columns_ = 0, table_stride_ = 0;
-  GuardedOutputs outputs_;
 };
 
 }  // namespace latte::testkit

@@ -16,7 +16,7 @@
 
 namespace latte::testkit {
 
-class PrefillBatch {
+class PrefillBatch : public BatchOutputs {
  public:
   // NaN in spare tokens behind the last request (gapped layouts), and in k and v of requests without query tokens.
   explicit PrefillBatch(const PrefillCase& description, Fill fill = Fill::checked);
@@ -39,20 +39,8 @@ class PrefillBatch {
   // One token of a request's context as latent + rope numbers.
   std::vector<double> context_token(std::int32_t request, std::int32_t token) const;
 
-  // Makes the outputs NaN again.
-  void poison_outputs() { outputs_.poison(); }
-  std::optional<std::string> guard_damage() const { return outputs_.damage(); }
-  // Every bit of out and lse, of all requests or of one.
-  std::vector<std::byte> result_bits() const { return outputs_.bits(0, query_start_.back()); }
-  std::vector<std::byte> result_bits(std::int32_t request) const {
-    const auto b = static_cast<std::size_t>(request);
-    return outputs_.bits(query_start_[b], query_start_[b + 1]);
-  }
-  const GuardedTensor& out() const { return outputs_.out; }
-  const GuardedTensor& lse() const { return *outputs_.lse; }
   // Everything args() points into, for copies elsewhere.
   std::vector<Buffer> input_memory() const;
-  std::vector<Buffer> output_memory() const { return outputs_.memory(); }
 
  private:
   struct Input {
@@ -71,11 +59,10 @@ class PrefillBatch {
 
   PrefillCase case_;
   std::int64_t rows_ = 0, kv_rows_ = 0;  // tokens of the tensors, spare ones included
-  std::vector<std::int32_t> query_start_, kv_start_, context_lens_;
+  std::vector<std::int32_t> kv_start_, context_lens_;
   Input q_, k_, v_;
   Buffer q_scales_, k_scales_, v_scales_;  // one number, or [heads]
   std::optional<DecodeBatch> context_;     // its cache and pages hold the context
-  GuardedOutputs outputs_;
 };
 
 }  // namespace latte::testkit

@@ -92,4 +92,25 @@ struct GuardedOutputs {
   std::vector<Buffer> memory() const;
 };
 
+// What the batches of both operations have alike: outputs, and whose rows are whose.
+class BatchOutputs {
+ public:
+  // Makes the outputs NaN again.
+  void poison_outputs() { outputs_.poison(); }
+  std::optional<std::string> guard_damage() const { return outputs_.damage(); }
+  // Every bit of out and lse, of all requests or of one.
+  std::vector<std::byte> result_bits() const { return outputs_.bits(0, query_start_.back()); }
+  std::vector<std::byte> result_bits(std::int32_t request) const {
+    const auto b = static_cast<std::size_t>(request);
+    return outputs_.bits(query_start_[b], query_start_[b + 1]);
+  }
+  const GuardedTensor& out() const { return outputs_.out; }
+  const GuardedTensor& lse() const { return *outputs_.lse; }
+  std::vector<Buffer> output_memory() const { return outputs_.memory(); }
+
+ protected:
+  std::vector<std::int32_t> query_start_;
+  GuardedOutputs outputs_;
+};
+
 }  // namespace latte::testkit
