@@ -86,7 +86,7 @@ std::vector<PrefillRow> prefill_rows(const Backend& backend) {
 
 void print_json(const Backend& backend, const MachineInfo& info, const std::string& reason) {
   nlohmann::ordered_json json = {{"version", version()},    {"commit", kCommit},        {"compiler", compiler()},
-                                 {"backend", info.backend}, {"note", info.note},        {"cpu", info.processor},
+                                 {"backend", info.backend}, {"note", info.note},        {"processor", info.processor},
                                  {"threads", info.threads}, {"threads_reason", reason}, {"features", info.features},
                                  {"device", info.device},   {"driver", info.driver},    {"cuda", cuda_text()}};
   for (const KernelInfo& kernel : info.kernels)
