@@ -38,6 +38,10 @@ struct Config {
     return group / kPartGroups * kPartBytes + group % kPartGroups * kAtomBytes;
   }
   static constexpr int kRopeOffset = group_offset(kRopeGroup);
+  // A stage is given back to the loader in units of tokens, as their values are done. With few rows, where memory is
+  // the limit, units of 16 or 32 won nothing.
+  static constexpr int kUnitTokens = kRows > 48 ? 16 : kTokens;
+  static constexpr int kUnits = kTokens / kUnitTokens;
   // Whether a tile at a seam is joined by one thread block (merge.cuh). With 16 and 32 rows large batches won 1 to 3 %
   // by it, and the shortest calls lost as much.
   static constexpr bool kSeams = kRows > 48;

@@ -38,9 +38,12 @@ class KvCursor {
   }
   __device__ std::int32_t clamped(std::int32_t page) const { return max(0, min(page, shape_.last_page)); }
 
-  __device__ void next() {
+  // Goes to the next block. Whether it is of the same piece.
+  __device__ bool next() {
     position_ += Config::kTokens;
-    if (!more()) next_piece();
+    if (more()) return true;
+    next_piece();
+    return false;
   }
 
  private:
@@ -67,30 +70,40 @@ class KvCursor {
   std::int32_t request_ = 0, position_ = 0, kv_end_ = 0;  // of the piece: the current block's first token, and the end
 };
 
-// Loads blocks by the copy engine, in boxes of whole slabs: a power of two of them that divides the page (launch.cu). A
-// lane of one warp issues a box.
+// What loaders have in common. find() asks for pages, and the answer is not looked at before load(). load() fills a
+// stage, each unit of it once await(unit) has seen that it is free.
+//
+// Loads blocks by the copy engine, in boxes of whole slabs: a power of two of them that divides the page and the unit
+// (launch.cu). A lane of one warp issues a box.
 template <class Config>
 class BoxLoader {
  public:
   __device__ BoxLoader(const CUtensorMap& map, const LaunchShape& shape)
       : map_(map), shape_(shape), policy_(prim::l2_policy(!shape.kv_fits_l2)) {}
 
-  // Asks for the page of this lane's box; the answer is not looked at before load().
+  // Asks for the page of this lane's box.
   __device__ auto find(const KvCursor<Config>& cursor) const {
     return cursor.find(box() << (3 + shape_.box_slabs_log2));
   }
+  static constexpr bool kFindsAhead = false;
 
   // All bytes of a part are announced on its barrier.
+  template <class Await>
   __device__ void load(const KvCursor<Config>& cursor, const typename KvCursor<Config>::Place& place, std::byte* stage,
-                       prim::Barrier (&full)[Config::kParts]) const {
+                       prim::Barrier (&full)[Config::kParts], const Await& await) const {
     const std::int32_t log2 = shape_.box_slabs_log2;
     const std::int32_t boxes = ((cursor.tokens() - 1) >> (3 + log2)) + 1;
+    await(0);
     if (lane() < Config::kParts) full[lane()].arrive_expecting((boxes << log2) * Config::kSlabBytes);
     __syncwarp();
-    if (box() < boxes && part() < Config::kParts)
-      prim::load_box(map_, full[part()],
-                     prim::shared_address(stage) + part() * Config::kPartBytes + (box() << log2) * Config::kSlabBytes,
-                     part() * Config::kPartGroups, place.token >> 3, cursor.clamped(place.page), policy_);
+#pragma unroll
+    for (int unit = 0; unit < Config::kUnits; ++unit) {
+      if (unit > 0) await(unit);
+      if (box() < boxes && part() < Config::kParts && (box() << (3 + log2)) / Config::kUnitTokens == unit)
+        prim::load_box(map_, full[part()],
+                       prim::shared_address(stage) + part() * Config::kPartBytes + (box() << log2) * Config::kSlabBytes,
+                       part() * Config::kPartGroups, place.token >> 3, cursor.clamped(place.page), policy_);
+    }
   }
 
  private:
@@ -114,48 +127,44 @@ class TokenLoader {
  public:
   __device__ explicit TokenLoader(const CacheView& kv) : kv_(kv) {}
 
-  // Byte offset of this lane's token: the lane-th of its warp's.
-  __device__ std::int64_t find(const KvCursor<Config>& cursor) const {
-    const auto place = cursor.find(lane() % kTokens * 4 + warp());
-    return cursor.clamped(place.page) * kv_.page_stride_bytes + place.token * kv_.token_stride_bytes;
+  // Asks for the page of this lane's token, the lane-th of its warp's, in the block or so many tokens ahead of it.
+  __device__ auto find(const KvCursor<Config>& cursor, std::int32_t ahead = 0) const {
+    return cursor.find(ahead + lane() % kTokens * 4 + warp());
   }
+  // An answer comes behind the copies that were asked for before: so the next block's pages are asked for first.
+  static constexpr bool kFindsAhead = true;
 
-  // A warp's tokens are the `warp`-th of every slab and the fourth after it: by turns, their places in the stage then
-  // differ by constants, and little is computed beside the copies. A token's latent columns are whole warps of chunks;
-  // its rope columns are eight chunks, so four tokens' are copied at once.
-  __device__ void load(const KvCursor<Config>& cursor, std::int64_t offset, std::byte* stage,
-                       prim::Barrier (&full)[Config::kParts]) const {
-    const std::int32_t quarter = lane() / 8, chunk = lane() % 8;
-    const auto place = [&](int i) {  // of this lane's chunk of the warp's i-th token, in the first column group
-      const std::int32_t row = warp() + i % 2 * 4;
-      return prim::shared_address(stage) + i / 2 * Config::kSlabBytes + row * kRowBytes + (chunk ^ row) * 16;
-    };
-    std::uint32_t group[kSteps];
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) group[step] = Config::group_offset(step * 4 + quarter);
-    const std::uint32_t to[2] = {place(0), place(1)}, rope = place(quarter) + Config::kRopeOffset;
-    const std::byte* data = static_cast<const std::byte*>(kv_.data);
-    const std::byte* rope_data = data + Config::kLatent * 2 + chunk * 16;
-    data += lane() * 16;
+  // A warp's tokens are the `warp`-th of every slab and the fourth after it. It copies four at a time, eight lanes
+  // each, one group of columns after the other: both addresses then differ by constants, and hardly anything is
+  // computed beside the copies.
+  template <class Await>
+  __device__ void load(const KvCursor<Config>& cursor, const typename KvCursor<Config>::Place& place, std::byte* stage,
+                       prim::Barrier (&full)[Config::kParts], const Await& await) const {
+    const std::int64_t offset =
+        cursor.clamped(place.page) * kv_.page_stride_bytes + place.token * kv_.token_stride_bytes;
+    std::int32_t lane = TokenLoader::lane();
+    asm volatile("" : "+r"(lane));  // what follows from it is computed anew for each block, as registers are few
+    const std::int32_t quarter = lane / 8, chunk = lane % 8, row = warp() + quarter % 2 * 4;
+    const std::uint32_t to =
+        prim::shared_address(stage) + quarter / 2 * Config::kSlabBytes + row * kRowBytes + (chunk ^ row) * 16;
+    const std::byte* data = static_cast<const std::byte*>(kv_.data) + chunk * 16;
     const std::int32_t left = cursor.tokens() - warp();
 #pragma unroll
-    for (int i = 0; i < kTokens; ++i) {
-      const std::byte* from = data + __shfl_sync(~0u, offset, i);
+    for (int i = 0; i < kTokens; i += 4) {
+      const std::byte* from = data + __shfl_sync(~0u, offset, i + quarter);
+      if (i * 4 % Config::kUnitTokens == 0) await(i * 4 / Config::kUnitTokens);
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step)
-        prim::copy_16(to[i % 2] + group[step] + i / 2 * Config::kSlabBytes, from + step * 512, i * 4 < left);
-      if (i % 4 == 3)
-        prim::copy_16(rope + (i - 3) / 2 * Config::kSlabBytes, rope_data + __shfl_sync(~0u, offset, i - 3 + quarter),
-                      (i - 3 + quarter) * 4 < left);
+      for (int group = 0; group < Config::kGroups; ++group)
+        prim::copy_16(to + i / 2 * Config::kSlabBytes + Config::group_offset(group), from + group * kRowBytes,
+                      (i + quarter) * 4 < left);
     }
 #pragma unroll
     for (prim::Barrier& part : full) part.arrive_after_copies();
   }
 
  private:
-  static constexpr int kTokens = Config::kTokens / 4;       // a warp's share of a block
-  static constexpr int kSteps = Config::kLatent * 2 / 512;  // a warp copies 512 bytes at once
-  static_assert(kTokens % 4 == 0 && Config::kLatent * 2 % 512 == 0);
+  static constexpr int kTokens = Config::kTokens / 4;  // a warp's share of a block
+  static_assert(kTokens % 4 == 0 && Config::kUnitTokens % 16 == 0);
   __device__ static std::int32_t lane() { return static_cast<std::int32_t>(threadIdx.x) % 32; }
   __device__ static std::int32_t warp() { return static_cast<std::int32_t>(threadIdx.x) / 32 % 4; }
 
@@ -168,12 +177,18 @@ template <class Config, int kStages, class Storage, class Loader>
 __device__ void load_blocks(Storage& s, const KernelCall& call, const Share& share, const LaunchShape& shape,
                             const Loader& loader) {
   KvCursor<Config> cursor(call, share, shape);
-  for (Ring<kStages> ring; cursor.more(); cursor.next(), ++ring.count) {
-    const auto place = loader.find(cursor);
+  if (!cursor.more()) return;
+  auto place = loader.find(cursor);
+  for (Ring<kStages> ring;; ++ring.count) {
+    auto next = place;  // of the next block, where it is of the same piece
+    if constexpr (Loader::kFindsAhead) next = loader.find(cursor, Config::kTokens);
     if (!cursor.settled()) prim::wait_previous_launch();
     if (ring.count == 1 && !shape.overlap_previous) s.await_queries();
-    s.kv_empty[ring.slot()].wait(ring.empty());
-    loader.load(cursor, place, s.kv[ring.slot()], s.kv_full[ring.slot()]);
+    loader.load(cursor, place, s.kv[ring.slot()], s.kv_full[ring.slot()],
+                [&](int unit) { s.kv_empty[ring.slot()][unit].wait(ring.empty()); });
+    const bool same_piece = cursor.next();
+    if (!cursor.more()) return;
+    place = Loader::kFindsAhead && same_piece ? next : loader.find(cursor);
   }
 }
 

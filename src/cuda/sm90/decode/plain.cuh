@@ -10,10 +10,10 @@
 // memory, which is what limits them. While the scorer turns block b into probabilities, the tensor cores multiply the
 // values of block b - 1.
 //
-//   role        registers                                        a thread     where threads load
-//   scorer      Q 112, S 24, the rest 32                         168          152, Q 96
-//   values x 2  O 128, the rest 32                               160          160
-//   loader      one warp of four works                           24           40, all four
+//   role        registers                                        a thread
+//   scorer      Q 112, S 24, the rest 32                         168
+//   values x 2  O 128, the rest 32                               160
+//   loader      one warp of four works, or all for odd pages     24
 //   shared      3 x 55,296 kv + 57,344 of Q + tables             (latent 512)
 //
 // A long file: the roles share barriers, tables and a budget of registers, and are read against each other.
@@ -30,19 +30,16 @@ namespace latte::cuda::sm90::plain {
 inline constexpr int kStages = 3;
 inline constexpr int kSums = 2;
 inline constexpr int kThreads = 4 * kWarpgroup;
-inline constexpr int kValueRegisters = 160;
+inline constexpr int kScorerRegisters = 168, kValueRegisters = 160, kLoaderRegisters = 24;
+static_assert(kScorerRegisters + 2 * kValueRegisters + kLoaderRegisters <= 4 * launch_registers(kThreads));
 inline constexpr int kBarrierScorer = 2;
 inline constexpr int kLateProducts = 12;  // of a block's scores, still running when the values are let go on
 
-// Who fills the stages decides how many registers are left for the scorer, and so how much of Q lies in them: the first
-// column groups. The others lie in shared memory.
-template <class Config, bool kThreadsLoad>
-struct Roles {
-  static constexpr int kLoaderRegisters = kThreadsLoad ? 40 : 24;
-  static constexpr int kScorerRegisters = kThreadsLoad ? 152 : 168;
-  static_assert(kLoaderRegisters + kScorerRegisters + 2 * kValueRegisters <= 4 * launch_registers(kThreads));
-
-  static constexpr int kInRegisters = Config::kGroups * (kThreadsLoad ? 6 : 7) / 9;
+// Where the column groups of Q lie: as many of the first as there are registers for in the scorer's, the others in
+// shared memory.
+template <class Config>
+struct QueryPlaces {
+  static constexpr int kInRegisters = Config::kGroups * 7 / 9;
   static constexpr int kShared = Config::kGroups - kInRegisters;
   // Groups for the registers come through shared memory, as far as there is room, or else straight from memory.
   static constexpr int kBuffers = Config::kGroups < 7 ? Config::kGroups : 7;
@@ -52,13 +49,13 @@ struct Roles {
 template <class Config>
 struct alignas(1024) Storage {
   std::byte kv[kStages][Config::kStageBytes];
-  std::byte query[Roles<Config, false>::kBuffers][Config::kRows * kRowBytes];
+  std::byte query[QueryPlaces<Config>::kBuffers][Config::kRows * kRowBytes];
   float factor[kStages][Config::kRows];  // what a block did to a row's reference: 2^(old - new)
   std::int32_t moved[kStages][4];        // whether any of a warp's rows did
   RowResult results[kSums][Config::kRows];
   bool any_slice;                     // whether this thread block joins a slice of some tile
   bool begins_at_seam, ends_at_seam;  // its share does
-  prim::Barrier kv_full[kStages][Config::kParts], kv_empty[kStages], p_full[kStages];
+  prim::Barrier kv_full[kStages][Config::kParts], kv_empty[kStages][Config::kUnits], p_full[kStages];
   prim::Barrier sums_full[kSums], sums_empty[kSums], met;
   prim::Barrier first_query, fetched;
 
@@ -66,13 +63,14 @@ struct alignas(1024) Storage {
   __device__ void await_queries() { first_query.wait(0); }
 };
 
+// kThreadsLoad: threads fill the stages, not the copy engine.
 template <class Config, bool kThreadsLoad>
 class Scorer {
  public:
   static_assert(Config::kRows == 64 && Config::kTokens == 48 && Config::kParts == 1);
   using Half = typename Config::Half;
-  using Role = Roles<Config, kThreadsLoad>;
-  static constexpr int kInRegisters = Role::kInRegisters, kShared = Role::kShared, kStaged = Role::kStaged;
+  using Places = QueryPlaces<Config>;
+  static constexpr int kInRegisters = Places::kInRegisters, kShared = Places::kShared, kStaged = Places::kStaged;
   using Scores = float[Config::kTokens / 2];
 
   __device__ Scorer(Storage<Config>& s, const KernelCall& call)
@@ -342,16 +340,27 @@ class Values {
         operand(kv + uniform(at_.side * Config::kHalfGroups * kAtomBytes), Config::kSlabBytes, kAtomBytes);
     begin_products();
 #pragma unroll
-    for (int k = 0; k < Config::kTokens / 16; ++k)
+    for (int k = 0; k < Config::kUnits; ++k) {
 #pragma unroll
       for (int part = 0; part < kParts; ++part)
         multiply<typename Config::Half, 0, 1>(
             o_[part], moved(probabilities, k * 2 * Config::kSlabBytes),
             moved(values, part * (kWide / 64) * kAtomBytes + k * 2 * Config::kSlabBytes));
-    commit_products();
-    wait_products<0>();
+      commit_products();
+    }
+    give_back<0>(stage);
     pin_values();
-    s_.kv_empty[stage].arrive();
+  }
+
+  // Unit after unit, as the products are done with it. A lane speaks for its warp, but with the last unit each thread
+  // for itself: it has also read what the scorer said of the block.
+  template <int kUnit>
+  __device__ void give_back(int stage) {
+    static_assert(Config::kUnitTokens == 16);  // one step of the products
+    constexpr bool kLast = kUnit + 1 == Config::kUnits;
+    prim::wait_products<Config::kUnits - 1 - kUnit>();
+    if (kLast || at_.lane == 0) s_.kv_empty[stage][kUnit].arrive();
+    if constexpr (!kLast) give_back<kUnit + 1>(stage);
   }
 
   __device__ void pin_values() {
@@ -384,7 +393,6 @@ template <class Config, bool kThreadsLoad>
 __global__ void __launch_bounds__(kThreads, 1)
     decode_plain(const __grid_constant__ KernelCall call, const __grid_constant__ LaunchShape shape,
                  const __grid_constant__ CUtensorMap map) {
-  using Role = Roles<Config, kThreadsLoad>;
   static_assert(sizeof(Storage<Config>) <= kSharedLimit);
   extern __shared__ __align__(1024) std::byte shared[];
   auto& s = *reinterpret_cast<Storage<Config>*>(shared);
@@ -393,7 +401,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     s.any_slice = s.begins_at_seam = s.ends_at_seam = false;
     for (int stage = 0; stage < kStages; ++stage) {
       s.kv_full[stage][0].init(kThreadsLoad ? kWarpgroup : 1);
-      s.kv_empty[stage].init(2 * kWarpgroup);
+      for (int unit = 0; unit < Config::kUnits; ++unit)
+        s.kv_empty[stage][unit].init(unit + 1 < Config::kUnits ? 2 * kWarpgroup / 32 : 2 * kWarpgroup);
       s.p_full[stage].init(kWarpgroup);
     }
     for (int slot = 0; slot < kSums; ++slot) {
@@ -409,7 +418,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (share.empty()) return end_without_share();
 
   if (threadIdx.x < kWarpgroup) {
-    if constexpr (Role::kScorerRegisters > launch_registers(kThreads)) prim::grow_registers<Role::kScorerRegisters>();
+    prim::grow_registers<kScorerRegisters>();
     Scorer<Config, kThreadsLoad> scorer(s, call);
     for (std::int32_t i = share.begin; i < share.end; ++i) {
       const Piece piece = share.piece(i);
@@ -418,7 +427,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       scorer.run(piece.record.kv_begin, piece.record.kv_end);
     }
   } else if (threadIdx.x >= 3 * kWarpgroup) {
-    prim::shrink_registers<Role::kLoaderRegisters>();
+    prim::shrink_registers<kLoaderRegisters>();
     if constexpr (kThreadsLoad)
       load_blocks<Config, kStages>(s, call, share, shape, TokenLoader<Config>(call.kv));
     else if (threadIdx.x < 3 * kWarpgroup + 32)

@@ -54,7 +54,7 @@ struct alignas(1024) Storage {
   float largest[8][kRows];                     // at the end of a piece of a split tile: of the warps' values
   float stored[2][kRows];                      // at the end of a piece: what each side's values are multiplied by
   std::int32_t bound[kRows];                   // the row sees tokens before this one
-  prim::Barrier kv_full[kStages][Config::kParts], kv_empty[kStages], met;
+  prim::Barrier kv_full[kStages][Config::kParts], kv_empty[kStages][Config::kUnits], met;
 
   __device__ void await_queries() {}  // they are few
 };
@@ -199,7 +199,7 @@ class Consumer {
     prim::wait_products<0>();
 #pragma unroll
     for (int block = 0; block < Config::kHalfGroups; ++block) prim::pin(o_[block]);
-    s_.kv_empty[at.slot()].arrive();
+    s_.kv_empty[at.slot()][0].arrive();
   }
 
   // The other side scored this block: bring our sums to its reference and multiply.
@@ -359,7 +359,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     prim::prefetch_map(map);
     for (int stage = 0; stage < kStages; ++stage) {
       for (prim::Barrier& full : s.kv_full[stage]) full.init(shape.box_slabs_log2 < 0 ? kWarpgroup : 1);
-      s.kv_empty[stage].init(kConsumers);
+      s.kv_empty[stage][0].init(kConsumers);
     }
     s.met.init(Meeting::kArrivals);
     prim::fence_barrier_init();
