@@ -4,7 +4,7 @@
 
 #include "backend/errors.hpp"
 #include "backend/impl.hpp"
-#include "backend/validate.hpp"
+#include "backend/validate/validate.hpp"
 #include "core/checked.hpp"
 
 namespace latte {

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "backend/impl.hpp"
-#include "backend/validate.hpp"
+#include "backend/validate/validate.hpp"
 #include "latte/decode.hpp"
 
 namespace latte::backend {

@@ -1,4 +1,4 @@
-// What an open backend is to the rest of this room. cpu_impl.cpp and cuda_impl.cpp are the two there are.
+// What an open backend is to the rest of this room. cpu/ and cuda/ have the two there are.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 #include "backend/plan_memory.hpp"
 #include "backend/prefill_chunks.hpp"
-#include "backend/validate.hpp"
+#include "backend/validate/validate.hpp"
 #include "cuda/host/cuda.hpp"
 #include "latte/backend.hpp"
 #include "latte/decode.hpp"

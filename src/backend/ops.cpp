@@ -2,7 +2,7 @@
 
 #include "backend/errors.hpp"
 #include "backend/impl.hpp"
-#include "backend/validate.hpp"
+#include "backend/validate/validate.hpp"
 
 namespace latte {
 

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "backend/errors.hpp"
-#include "backend/validate.hpp"
+#include "backend/validate/validate.hpp"
 #include "core/checked.hpp"
 #include "plan/layout.hpp"
 

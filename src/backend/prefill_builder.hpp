@@ -15,7 +15,7 @@
 
 #include "backend/impl.hpp"
 #include "backend/prefill_chunks.hpp"
-#include "backend/validate.hpp"
+#include "backend/validate/validate.hpp"
 #include "latte/device.hpp"
 #include "latte/prefill.hpp"
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "backend/validate.hpp"
+#include "backend/validate/validate.hpp"
 #include "backend/views.hpp"
 #include "cuda/sm90/decode/choice.hpp"
 #include "latte/backend.hpp"

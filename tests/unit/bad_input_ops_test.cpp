@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "backend/validate.hpp"
+#include "backend/validate/validate.hpp"
 #include "tests/unit/bad_input.hpp"
 
 namespace latte::bad_input {

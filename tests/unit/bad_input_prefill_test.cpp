@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include "backend/validate.hpp"
+#include "backend/validate/validate.hpp"
 #include "tests/unit/bad_prefill.hpp"
 
 namespace latte::bad_input {

@@ -5,7 +5,7 @@
 #include <new>
 #include <string>
 
-#include "backend/cuda_impl.hpp"
+#include "backend/cuda/impl.hpp"
 #include "backend/errors.hpp"
 
 namespace latte::backend {

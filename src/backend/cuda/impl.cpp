@@ -1,4 +1,4 @@
-#include "backend/cuda_impl.hpp"
+#include "backend/cuda/impl.hpp"
 
 #include <algorithm>
 #include <array>

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "backend/errors.hpp"
-#include "backend/validate.hpp"
+#include "backend/validate/validate.hpp"
 #include "core/checked.hpp"
 
 namespace latte::backend {

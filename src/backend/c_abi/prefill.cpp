@@ -1,7 +1,7 @@
 #include <memory>
 #include <utility>
 
-#include "backend/c_abi.hpp"
+#include "backend/c_abi/c_abi.hpp"
 #include "backend/prefill_builder.hpp"
 
 namespace latte::c_abi {

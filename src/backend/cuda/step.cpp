@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "backend/cuda_impl.hpp"
+#include "backend/cuda/impl.hpp"
 #include "backend/errors.hpp"
 #include "backend/views.hpp"
 #include "plan/layout.hpp"

@@ -1,5 +1,5 @@
-// The CPU backend: resident threads, and slots in the process's own memory. cpu_prefill.cpp has prefill.
-#include "backend/cpu_impl.hpp"
+// The CPU backend: resident threads, and slots in the process's own memory. prefill.cpp has prefill.
+#include "backend/cpu/impl.hpp"
 
 #include <array>
 #include <new>

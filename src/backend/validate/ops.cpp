@@ -2,7 +2,7 @@
 #include <string>
 
 #include "backend/errors.hpp"
-#include "backend/validate.hpp"
+#include "backend/validate/validate.hpp"
 #include "backend/views.hpp"
 #include "core/checked.hpp"
 #include "cuda/host/cuda.hpp"

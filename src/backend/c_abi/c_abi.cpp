@@ -1,4 +1,4 @@
-#include "backend/c_abi.hpp"
+#include "backend/c_abi/c_abi.hpp"
 
 #include "latte/latte.hpp"
 

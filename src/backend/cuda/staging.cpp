@@ -1,5 +1,5 @@
 // Words on their way from the host to a device.
-#include "backend/cuda_impl.hpp"
+#include "backend/cuda/impl.hpp"
 #include "backend/errors.hpp"
 
 namespace latte::backend {

@@ -1,4 +1,4 @@
-// The CPU backend behind Impl, in two files: cpu_impl.cpp and, for prefill and what serves it, cpu_prefill.cpp.
+// The CPU backend behind Impl, in two files: impl.cpp and, for prefill and what serves it, prefill.cpp.
 #pragma once
 
 #include <cstdint>

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "backend/builder.hpp"
-#include "backend/c_abi.hpp"
+#include "backend/c_abi/c_abi.hpp"
 
 namespace latte::c_abi {
 namespace {

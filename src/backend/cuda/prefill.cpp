@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <string>
 
-#include "backend/cuda_impl.hpp"
+#include "backend/cuda/impl.hpp"
 #include "backend/errors.hpp"
 #include "backend/views.hpp"
 #include "core/checked.hpp"

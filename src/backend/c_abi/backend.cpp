@@ -2,7 +2,7 @@
 #include <memory>
 #include <vector>
 
-#include "backend/c_abi.hpp"
+#include "backend/c_abi/c_abi.hpp"
 
 namespace latte::c_abi {
 namespace {

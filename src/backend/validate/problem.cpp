@@ -2,7 +2,7 @@
 #include <string>
 
 #include "backend/errors.hpp"
-#include "backend/validate.hpp"
+#include "backend/validate/validate.hpp"
 
 namespace latte::backend {
 namespace {

@@ -1,5 +1,5 @@
 // Prefill on the CPU: which kernel, a step in the process's own memory, and the gathering of context chunks.
-#include "backend/cpu_impl.hpp"
+#include "backend/cpu/impl.hpp"
 #include "backend/errors.hpp"
 #include "backend/views.hpp"
 #include "core/checked.hpp"

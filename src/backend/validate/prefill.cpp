@@ -3,7 +3,7 @@
 #include <string>
 
 #include "backend/errors.hpp"
-#include "backend/validate.hpp"
+#include "backend/validate/validate.hpp"
 #include "backend/views.hpp"
 #include "cpu/workers.hpp"
 
