@@ -11,7 +11,8 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
 
 // An mbarrier: a phase completes when `arrivals` came and all announced bytes landed. Waiters name the phase's parity.
 // Who wrote or read what the barrier guards arrives himself: a lane that arrives for its warp, after a __syncwarp the
-// compiler may leave out, looks like a race to compute-sanitizer, and was no faster.
+// compiler may leave out, looks like a race to compute-sanitizer, and was no faster. A lane may speak for its warp
+// where only products, which the warp has waited for as one, read what is guarded.
 struct Barrier {
   std::uint64_t state;
 

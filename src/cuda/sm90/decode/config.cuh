@@ -42,6 +42,10 @@ struct Config {
   // the limit, units of 16 or 32 won nothing.
   static constexpr int kUnitTokens = kRows > 48 ? 16 : kTokens;
   static constexpr int kUnits = kTokens / kUnitTokens;
+  // Tokens of the largest box that the copy engine brings: 16, as larger ones were no faster, or, where blocks come in
+  // parts, all, as there would be many. A box is in one unit: it is asked for when that is free.
+  static constexpr int kBoxTokens = kParts > 1 ? kTokens : 16;
+  static_assert(kUnitTokens % kBoxTokens == 0);
   // Whether a tile at a seam is joined by one thread block (merge.cuh). With 16 and 32 rows large batches won 1 to 3 %
   // by it, and the shortest calls lost as much.
   static constexpr bool kSeams = kRows > 48;

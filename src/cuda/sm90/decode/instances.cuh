@@ -29,7 +29,8 @@ struct Instance {
   const void* function = nullptr;
   std::size_t shared_bytes = 0;
   unsigned threads = 0;
-  int parts = 1;  // in which a block of KV comes
+  int parts = 1;       // in which a block of KV comes
+  int box_tokens = 0;  // the most that the copy engine brings at a time
 };
 Instance find_bf16_512(std::int32_t rows, bool whole_slabs);
 Instance find_bf16_256(std::int32_t rows, bool whole_slabs);

@@ -21,7 +21,7 @@ Instance swapped_instance() {
   using Shape = Config<kRows, 64, kLatent, Half, kLatent == 512 ? 3 : 1>;  // 9 groups of columns, or 5
   static_assert(sizeof(swapped::Storage<Shape>) == swapped_bytes<kLatent>(kRows));
   return {reinterpret_cast<const void*>(&swapped::decode_swapped<Shape>), sizeof(swapped::Storage<Shape>),
-          swapped::kThreads, Shape::kParts};
+          swapped::kThreads, Shape::kParts, Shape::kBoxTokens};
 }
 
 template <int kLatent, class Half>
@@ -35,7 +35,7 @@ Instance find_instance(std::int32_t rows, bool whole_slabs) {
     case 64:
       return {whole_slabs ? reinterpret_cast<const void*>(&plain::decode_plain<Plain, false>)
                           : reinterpret_cast<const void*>(&plain::decode_plain<Plain, true>),
-              sizeof(plain::Storage<Plain>), plain::kThreads};
+              sizeof(plain::Storage<Plain>), plain::kThreads, Plain::kParts, Plain::kBoxTokens};
     default: return {};
   }
 }

@@ -18,10 +18,10 @@ sm90::Instance find(const DecodeKernel& kernel) {
 }
 
 // log2 of the slabs of 8 tokens that a box holds: a power of two that divides the page, so that a box never leaves its
-// page. At most 16 tokens, which divides every stage, as larger boxes were no faster; or, where blocks come in parts,
-// 64, as there would be many boxes.
-std::int32_t box_slabs_log2(std::int32_t page_size, int parts) {
-  return std::min(std::countr_zero(static_cast<std::uint32_t>(page_size)), parts > 1 ? 6 : 4) - 3;
+// page, and no more than the kernel takes.
+std::int32_t box_slabs_log2(std::int32_t page_size, int most_tokens) {
+  const auto log2 = [](int tokens) { return std::countr_zero(static_cast<std::uint32_t>(tokens)); };
+  return std::min(log2(page_size), log2(most_tokens)) - 3;
 }
 
 // The cache as {64 columns, 8 tokens, groups of columns, slabs of a page, pages}, swizzled as the matrix instructions
@@ -65,7 +65,7 @@ cudaError_t launch_decode(const DecodeKernel& kernel, const DecodeCall& call, st
       .blocks_a_worker = kernel.blocks_a_worker,
       .by_page_size = sm90::Divider(call.kv.page_size),
       .last_page = static_cast<std::int32_t>(std::min<std::int64_t>(call.kv.page_count, INT32_MAX) - 1),
-      .box_slabs_log2 = kernel.whole_slabs ? box_slabs_log2(call.kv.page_size, instance.parts) : -1};
+      .box_slabs_log2 = kernel.whole_slabs ? box_slabs_log2(call.kv.page_size, instance.box_tokens) : -1};
   if (kernel.whole_slabs)
     if (const cudaError_t error = make_map(kernel, call.kv, instance.parts, 1 << shape.box_slabs_log2, map);
         error != cudaSuccess)

@@ -70,11 +70,12 @@ class KvCursor {
   std::int32_t request_ = 0, position_ = 0, kv_end_ = 0;  // of the piece: the current block's first token, and the end
 };
 
-// What loaders have in common. find() asks for pages, and the answer is not looked at before load(). load() fills a
-// stage, each unit of it once await(unit) has seen that it is free.
-//
-// Loads blocks by the copy engine, in boxes of whole slabs: a power of two of them that divides the page and the unit
-// (launch.cu). A lane of one warp issues a box.
+// Loaders have find(), which asks for pages, and load(), which looks at the answer and fills a stage, each unit of it
+// once await(unit) has seen that it is free. A block is full only when the whole stage was, as the scorer writes to all
+// of it. With kFindsAhead find() also takes how many tokens ahead of the block.
+
+// Loads blocks by the copy engine, in boxes of whole slabs: a power of two of them that divides the page, up to
+// kBoxTokens (launch.cu). A lane of one warp issues a box.
 template <class Config>
 class BoxLoader {
  public:
@@ -93,12 +94,15 @@ class BoxLoader {
                        prim::Barrier (&full)[Config::kParts], const Await& await) const {
     const std::int32_t log2 = shape_.box_slabs_log2;
     const std::int32_t boxes = ((cursor.tokens() - 1) >> (3 + log2)) + 1;
+    // A short block has nothing for the last unit: it would be full before that is free. Once the last is, all are.
+    const bool is_short = Config::kUnits > 1 && cursor.tokens() <= Config::kTokens - Config::kUnitTokens;
     await(0);
+    if (is_short) await(Config::kUnits - 1);
     if (lane() < Config::kParts) full[lane()].arrive_expecting((boxes << log2) * Config::kSlabBytes);
     __syncwarp();
 #pragma unroll
     for (int unit = 0; unit < Config::kUnits; ++unit) {
-      if (unit > 0) await(unit);
+      if (unit > 0 && !is_short) await(unit);
       if (box() < boxes && part() < Config::kParts && (box() << (3 + log2)) / Config::kUnitTokens == unit)
         prim::load_box(map_, full[part()],
                        prim::shared_address(stage) + part() * Config::kPartBytes + (box() << log2) * Config::kSlabBytes,
@@ -142,9 +146,9 @@ class TokenLoader {
                        prim::Barrier (&full)[Config::kParts], const Await& await) const {
     const std::int64_t offset =
         cursor.clamped(place.page) * kv_.page_stride_bytes + place.token * kv_.token_stride_bytes;
-    std::int32_t lane = TokenLoader::lane();
-    asm volatile("" : "+r"(lane));  // what follows from it is computed anew for each block, as registers are few
-    const std::int32_t quarter = lane / 8, chunk = lane % 8, row = warp() + quarter % 2 * 4;
+    std::int32_t me = lane();
+    asm volatile("" : "+r"(me));  // what follows from it is computed anew for each block, as registers are few
+    const std::int32_t quarter = me / 8, chunk = me % 8, row = warp() + quarter % 2 * 4;
     const std::uint32_t to =
         prim::shared_address(stage) + quarter / 2 * Config::kSlabBytes + row * kRowBytes + (chunk ^ row) * 16;
     const std::byte* data = static_cast<const std::byte*>(kv_.data) + chunk * 16;
@@ -180,15 +184,15 @@ __device__ void load_blocks(Storage& s, const KernelCall& call, const Share& sha
   if (!cursor.more()) return;
   auto place = loader.find(cursor);
   for (Ring<kStages> ring;; ++ring.count) {
-    auto next = place;  // of the next block, where it is of the same piece
-    if constexpr (Loader::kFindsAhead) next = loader.find(cursor, Config::kTokens);
+    auto next_place = place;  // of the next block, where it is of the same piece
+    if constexpr (Loader::kFindsAhead) next_place = loader.find(cursor, Config::kTokens);
     if (!cursor.settled()) prim::wait_previous_launch();
     if (ring.count == 1 && !shape.overlap_previous) s.await_queries();
     loader.load(cursor, place, s.kv[ring.slot()], s.kv_full[ring.slot()],
                 [&](int unit) { s.kv_empty[ring.slot()][unit].wait(ring.empty()); });
     const bool same_piece = cursor.next();
     if (!cursor.more()) return;
-    place = Loader::kFindsAhead && same_piece ? next : loader.find(cursor);
+    place = Loader::kFindsAhead && same_piece ? next_place : loader.find(cursor);
   }
 }
 

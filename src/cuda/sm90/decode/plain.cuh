@@ -35,8 +35,7 @@ static_assert(kScorerRegisters + 2 * kValueRegisters + kLoaderRegisters <= 4 * l
 inline constexpr int kBarrierScorer = 2;
 inline constexpr int kLateProducts = 12;  // of a block's scores, still running when the values are let go on
 
-// Where the column groups of Q lie: as many of the first as there are registers for in the scorer's, the others in
-// shared memory.
+// Where the column groups of Q lie: the first 7 of 9 (3 of 5) in the scorer's registers, the others in shared memory.
 template <class Config>
 struct QueryPlaces {
   static constexpr int kInRegisters = Config::kGroups * 7 / 9;
