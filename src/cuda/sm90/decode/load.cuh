@@ -88,26 +88,22 @@ class BoxLoader {
   }
   static constexpr bool kFindsAhead = false;
 
-  // All bytes of a part are announced on its barrier.
+  // All bytes of a part are announced on its barrier, possibly after they have landed: it counts both ways.
   template <class Await>
   __device__ void load(const KvCursor<Config>& cursor, const typename KvCursor<Config>::Place& place, std::byte* stage,
                        prim::Barrier (&full)[Config::kParts], const Await& await) const {
     const std::int32_t log2 = shape_.box_slabs_log2;
     const std::int32_t boxes = ((cursor.tokens() - 1) >> (3 + log2)) + 1;
-    // A short block has nothing for the last unit: it would be full before that is free. Once the last is, all are.
-    const bool is_short = Config::kUnits > 1 && cursor.tokens() <= Config::kTokens - Config::kUnitTokens;
-    await(0);
-    if (is_short) await(Config::kUnits - 1);
-    if (lane() < Config::kParts) full[lane()].arrive_expecting((boxes << log2) * Config::kSlabBytes);
-    __syncwarp();
 #pragma unroll
     for (int unit = 0; unit < Config::kUnits; ++unit) {
-      if (unit > 0 && !is_short) await(unit);
+      await(unit);
       if (box() < boxes && part() < Config::kParts && (box() << (3 + log2)) / Config::kUnitTokens == unit)
         prim::load_box(map_, full[part()],
                        prim::shared_address(stage) + part() * Config::kPartBytes + (box() << log2) * Config::kSlabBytes,
                        part() * Config::kPartGroups, place.token >> 3, cursor.clamped(place.page), policy_);
     }
+    // Last, when all units were free, also those that a short block has nothing for.
+    if (lane() < Config::kParts) full[lane()].arrive_expecting((boxes << log2) * Config::kSlabBytes);
   }
 
  private:
