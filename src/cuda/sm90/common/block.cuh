@@ -22,6 +22,7 @@ struct Ring {
   __device__ std::uint32_t full() const { return count / kSlots % 2; }
   __device__ std::uint32_t empty() const { return (count / kSlots + 1) % 2; }
   __device__ Ring ahead(std::uint32_t more) const { return {count + more}; }
+  __device__ Ring back(std::uint32_t fewer) const { return {count - fewer}; }
 };
 
 }  // namespace latte::cuda::sm90

@@ -20,6 +20,7 @@ inline constexpr float kLog2E = 1.4426950408889634f;
 
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 __device__ __forceinline__ float minus_infinity() { return -infinity(); }
+inline constexpr float kLowest = -3.402823466e+38f;  // of the finite numbers
 
 __device__ __forceinline__ float exp2_fast(float x) {
   float y;

@@ -14,7 +14,7 @@ constexpr std::size_t swapped_bytes(int rows) {
   return rows == 16 ? 94'208 : rows == 32 ? 106'496 : 118'784;
 }
 template <int kLatent>
-constexpr std::size_t kPlainBytes = kLatent == 512 ? 225'280 : 135'168;
+constexpr std::size_t kPlainBytes = kLatent == 512 ? 226'304 : 136'192;
 
 template <int kLatent, class Half, int kRows>
 Instance swapped_instance() {

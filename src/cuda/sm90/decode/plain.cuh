@@ -43,6 +43,16 @@ struct QueryPlaces {
   // Groups for the registers come through shared memory, as far as there is room, or else straight from memory.
   static constexpr int kBuffers = Config::kGroups < 7 ? Config::kGroups : 7;
   static constexpr int kStaged = kBuffers - kShared;
+
+  // The 16 columns that a block's n-th product of scores is about. Those with Q in shared memory read more of that than
+  // the multiplication gives it time for, so they are spread between the others: every third, until there are no more.
+  static constexpr int column(int n) {
+    constexpr int kFromShared = kShared * 4, kAll = Config::kGroups * 4;
+    constexpr int kSpread = 3 * kFromShared < kAll ? 3 * kFromShared : kAll;
+    const auto shared_before = [](int m) { return (m < kSpread ? m : kSpread) * kFromShared / kSpread; };
+    const int before = shared_before(n);
+    return shared_before(n + 1) > before ? kInRegisters * 4 + before : n - before;
+  }
 };
 
 template <class Config>
@@ -50,7 +60,8 @@ struct alignas(1024) Storage {
   std::byte kv[kStages][Config::kStageBytes];
   std::byte query[QueryPlaces<Config>::kBuffers][Config::kRows * kRowBytes];
   float factor[kStages][Config::kRows];  // what a block did to a row's reference: 2^(old - new)
-  std::int32_t moved[kStages][4];        // whether any of a warp's rows did
+  std::uint32_t moved[kStages][4];       // the last block that did so to any of a warp's rows, counted from 1
+  std::int32_t bound[Config::kRows];     // tokens a row sees
   RowResult results[kSums][Config::kRows];
   bool any_slice;                     // whether this thread block joins a slice of some tile
   bool begins_at_seam, ends_at_seam;  // its share does
@@ -81,17 +92,19 @@ class Scorer {
     for (int h = 0; h < 2; ++h) {
       // Rows that are not there have queries of zero, and no score moves their reference: probabilities of zero.
       // Products with zeros take less of the power that limits the clock.
-      reference_[h] = piece.has(fragment_row(at_, h)) ? minus_infinity() : infinity();
+      reference_[h] = piece.has(fragment_row(at_, h)) ? kLowest : infinity();
       sum_[h] = weight_[h] = 0;
-      bound_[h] = row_bound(call_, piece, piece.packed_row(fragment_row(at_, h)));
-      asm volatile("" : "+r"(bound_[h]));  // now, before the query takes the registers
     }
-    least_bound_ = __reduce_min_sync(~0u, min(bound_[0], bound_[1]));
-    load_query(piece);
+    load_query(piece, row_bound(call_, piece, piece.packed_row(threadIdx.x % Config::kRows)));
   }
   __device__ void run(std::int32_t kv_begin, std::int32_t kv_end) {
-    for (std::int32_t first = kv_begin; first < kv_end; first += Config::kTokens, ++ring_.count)
-      block(first, kv_end, first > kv_begin);
+    std::int32_t first = kv_begin;
+    // Two loops, so that the first has no code that it jumps over: the next instructions would come late.
+    for (; first + Config::kTokens <= seen_by_all_; first += Config::kTokens) block<false>(first, first > kv_begin);
+    for (; first < kv_end; first += Config::kTokens) {
+      block<true>(first, first > kv_begin);
+      if (kv_end - first < Config::kTokens) zero_tail<Config>(s_.kv[ring_.back(1).slot()], kv_end - first);
+    }
     if (kv_begin < kv_end) {
       finish_probabilities();
       hand_over();
@@ -102,10 +115,11 @@ class Scorer {
  private:
   // Q to where the products want it. Buffers of shared memory hold the last kShared column groups for good, and the
   // first kStaged on their way to registers.
-  __device__ void load_query(const Piece& piece) {
+  __device__ void load_query(const Piece& piece, std::int32_t bound) {
     after_previous_launch();  // it may have written the query
-    sync();                   // nobody reads the query of the piece before any more
+    sync();                   // nobody reads the query, or the bounds, of the piece before any more
     const int thread = static_cast<int>(threadIdx.x);
+    if (thread < Config::kRows) s_.bound[thread] = bound;
 #pragma unroll
     for (int i = 0; i < Config::kRows * 8 / kWarpgroup; ++i) {
       // Each thread block begins at another row: those of one tile would ask L2 for the same lines at the same time.
@@ -138,6 +152,7 @@ class Scorer {
     if (first_) s_.first_query.arrive();
     first_ = false;
     sync();
+    seen_by_all_ = __reduce_min_sync(~0u, min(s_.bound[at_.lane], s_.bound[at_.lane + 32]));
 #pragma unroll
     for (int k = 0; k < kStaged * 4; ++k)
       prim::load_matrix_x4(query_[k],
@@ -148,28 +163,28 @@ class Scorer {
     return prim::shared_address(s_.query[buffer]) + row * kRowBytes + (chunk ^ (row % 8)) * 16;
   }
 
-  __device__ void block(std::int32_t first, std::int32_t kv_end, bool after_another) {
+  template <bool kMasked>
+  __device__ void block(std::int32_t first, bool after_another) {
     const int stage = ring_.slot();
     Scores scores;
-    s_.kv_full[stage][0].wait(ring_.full());
+    if (!landed_) s_.kv_full[stage][0].wait(ring_.full());
     if constexpr (kThreadsLoad) prim::fence_async_proxy();
     issue_scores(scores, stage);
     // The values get the probabilities of the block before only now that most of this one's scores are done: the tensor
     // cores then work on them during this block's softmax, instead of sharing their time with its scores.
-    if (after_another) {
-      finish_probabilities();
-      prim::wait_products<1>();
-      hand_over();
-    }
+    finish_probabilities();
+    prim::wait_products<1>();
+    hand_over(after_another);
+    ++ring_.count;
+    landed_ = s_.kv_full[ring_.slot()][0].passed(ring_.full());
     prim::wait_products<0>();
     prim::pin(scores);
-    softmax(scores, stage, first);
-    if (kv_end - first < Config::kTokens) zero_tail<Config>(s_.kv[stage], kv_end - first);
+    softmax<kMasked>(scores, stage, first);
   }
 
   // Of the block before: what the tensor cores read next is in shared memory.
   __device__ void finish_probabilities() { prim::fence_async_proxy(); }
-  __device__ void hand_over() { s_.p_full[Ring<kStages>{ring_.count - 1}.slot()].arrive(); }
+  __device__ void hand_over(bool any = true) { s_.p_full[ring_.back(1).slot()].arrive_if(any); }
 
   __device__ void issue_scores(Scores& scores, int stage) {
     using namespace prim;
@@ -177,67 +192,65 @@ class Scorer {
     const std::uint64_t query = operand(uniform(shared_address(s_.query)), kAtomBytes);
     begin_products();
 #pragma unroll
-    for (int k = 0; k < Config::kGroups * 4; ++k) {
-      if (k == Config::kGroups * 4 - kLateProducts) commit_products();  // two groups: the first may be waited for alone
+    for (int n = 0; n < Config::kGroups * 4; ++n) {
+      if (n == Config::kGroups * 4 - kLateProducts) commit_products();  // two groups: the first may be waited for alone
+      const int k = Places::column(n);
       const std::uint64_t key = moved(keys, k / 4 * kAtomBytes + k % 4 * 32);
       if (k < kInRegisters * 4)
-        multiply<Half, 0>(scores, query_[k % (kInRegisters * 4)], key, k > 0);
+        multiply<Half, 0>(scores, query_[k % (kInRegisters * 4)], key, n > 0);
       else
         multiply<Half, 0, 0>(scores, moved(query, (k / 4 - kInRegisters) * Config::kRows * kRowBytes + k % 4 * 32), key,
-                             k > 0);
+                             n > 0);
     }
     commit_products();
   }
 
-  __device__ void softmax(Scores& x, int stage, int first) {
-    if (first + Config::kTokens <= least_bound_)
-      softmax_of<false>(x, stage, first);
-    else
-      softmax_of<true>(x, stage, first);
-  }
-
   // Masked and not, probabilities are the same operations on the same numbers: 2^(score * scale - reference).
   template <bool kMasked>
-  __device__ void softmax_of(Scores& x, int stage, int first) {
-    const auto seen = [&](int j, int h, int c) { return 8 * j + c < bound_[h] - first - at_.lane % 4 * 2; };
-    float maximum[2] = {minus_infinity(), minus_infinity()};
+  __device__ void softmax(Scores& x, int stage, int first) {
+    std::int32_t bound[2] = {};
+    if constexpr (kMasked)
+      for (int h = 0; h < 2; ++h) bound[h] = s_.bound[fragment_row(at_, h)] - first - at_.lane % 4 * 2;
+    const auto seen = [&](int j, int h, int c) { return 8 * j + c < bound[h]; };
+    float maximum[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
+      float part[2];  // two chains, so that one need not wait for the other
 #pragma unroll
       for (int j = 0; j < Config::kTokens / 8; ++j)
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-          const float value = x[4 * j + 2 * h + c];
-          if constexpr (kMasked)
-            maximum[h] = fmaxf(maximum[h], seen(j, h, c) ? value * scale_log2_ : minus_infinity());
-          else
-            maximum[h] = fmaxf(maximum[h], value);
+          const float value = !kMasked || seen(j, h, c) ? x[4 * j + 2 * h + c] : minus_infinity();
+          part[c] = j == 0 ? value : fmaxf(part[c], value);
         }
-      if constexpr (!kMasked) maximum[h] *= scale_log2_;  // it is positive, and rounding keeps the order
+      maximum[h] = fmaxf(part[0], part[1]) * scale_log2_;  // it is positive, and rounding keeps the order
     }
     const bool above = maximum[0] > reference_[0] + kMaxLag || maximum[1] > reference_[1] + kMaxLag;
-    const bool moves = __any_sync(~0u, above);
-    if (moves) move(maximum, stage);
-    if (at_.lane == 0) s_.moved[stage][at_.warp] = moves;
+    if (__any_sync(~0u, above)) [[unlikely]]
+      move(maximum, stage);
 
-    const std::uint32_t to = probability_row<Config>(s_.kv[stage], 0, 16 * at_.warp + at_.lane % 16);
-    const float base[2] = {usable(reference_[0]), usable(reference_[1])};
+    const std::uint32_t to = probability_row<Config>(s_.kv[stage], at_.lane / 16, 16 * at_.warp + at_.lane % 16);
 #pragma unroll
-    for (int j = 0; j < Config::kTokens / 8; ++j) {
-      float p[4];
+    for (int j = 0; j < Config::kTokens / 8; j += 2) {
+      std::uint32_t words[4];
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        p[e] = exp2_fast(fmaf(x[4 * j + e], scale_log2_, -base[e / 2]));
-        if (kMasked && !seen(j, e / 2, e % 2)) p[e] = 0;
+      for (int i = 0; i < 4; ++i) {
+        const int h = i % 2;
+        float p[2];
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          p[c] = exp2_fast(fmaf(x[4 * (j + i / 2) + 2 * h + c], scale_log2_, -reference_[h]));
+          if (kMasked && !seen(j + i / 2, h, c)) p[c] = 0;
+        }
+        words[i] = pack<Half>(p[0], p[1]);
+        sum_[h] += p[0] + p[1];
       }
-      const std::uint32_t words[2] = {pack<Half>(p[0], p[1]), pack<Half>(p[2], p[3])};
+      prim::store_matrix_x4(to + j * Config::kSlabBytes, words);
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float2 rounded = unpack<Half>(words[h]);
-        sum_[h] += p[2 * h] + p[2 * h + 1];
-        weight_[h] += rounded.x + rounded.y;
+      for (int i = 0; i < 4; ++i) {
+        const float2 rounded = unpack<Half>(words[i]);
+        weight_[i % 2] += rounded.x + rounded.y;
       }
-      prim::store_matrix_x2(to + j * Config::kSlabBytes, words[0], words[1]);
     }
   }
 
@@ -252,6 +265,7 @@ class Scorer {
       reference_[h] = next.value;
       if (at_.lane % 4 == 0) s_.factor[stage][fragment_row(at_, h)] = next.factor;
     }
+    if (at_.lane == 0) s_.moved[stage][at_.warp] = ring_.count;
   }
 
   __device__ void give_sums() {
@@ -280,7 +294,8 @@ class Scorer {
   Ring<kSums> sums_;
   std::uint32_t query_[kInRegisters * 4][4];
   float reference_[2], sum_[2], weight_[2];  // sums of probabilities, and of what they were rounded to
-  std::int32_t bound_[2], least_bound_;      // tokens a row sees; what all rows of the warp see
+  std::int32_t seen_by_all_;                 // tokens that all rows see
+  bool landed_ = false;                      // the next block was there when this was last asked
   bool first_ = true;                        // no query was loaded yet
 };
 
@@ -331,12 +346,14 @@ class Values {
   __device__ void block() {
     using namespace prim;
     const int stage = ring_.slot();
-    s_.p_full[stage].wait(ring_.full());
-    if (s_.moved[stage][at_.warp]) rescale(stage);
     const std::uint32_t kv = uniform(shared_address(s_.kv[stage]));
-    const std::uint64_t probabilities = bricks(kv + Config::kRopeOffset, 128, Config::kSlabBytes);
-    const std::uint64_t values =
+    std::uint64_t probabilities = bricks(kv + Config::kRopeOffset, 128, Config::kSlabBytes);
+    std::uint64_t values =
         operand(kv + uniform(at_.side * Config::kHalfGroups * kAtomBytes), Config::kSlabBytes, kAtomBytes);
+    asm volatile("" : "+l"(probabilities), "+l"(values));  // now, and not behind the wait
+    s_.p_full[stage].wait(ring_.full());
+    if (s_.moved[stage][at_.warp] == ring_.count + 1) [[unlikely]]
+      rescale(stage);
     begin_products();
 #pragma unroll
     for (int k = 0; k < Config::kUnits; ++k) {
@@ -403,6 +420,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (int unit = 0; unit < Config::kUnits; ++unit)
         s.kv_empty[stage][unit].init(unit + 1 < Config::kUnits ? 2 * kWarpgroup / 32 : 2 * kWarpgroup);
       s.p_full[stage].init(kWarpgroup);
+      for (std::uint32_t& block : s.moved[stage]) block = 0;
     }
     for (int slot = 0; slot < kSums; ++slot) {
       s.sums_full[slot].init(kWarpgroup);
