@@ -70,18 +70,15 @@ __device__ __forceinline__ void store_16_zeros(std::uint32_t to) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
 }
 
-// Two 8 x 8 matrices of 16-bit values from a warp's fragments; lane l < 16 names row l % 8 of matrix l / 8.
-__device__ __forceinline__ void store_matrix_x2(std::uint32_t to, std::uint32_t first, std::uint32_t second) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(to), "r"(first), "r"(second)
-               : "memory");
-}
+// The transposes of two 8 x 8 matrices of 16-bit values from a warp's fragments; lane l < 16 names row l % 8 of matrix
+// l / 8.
 __device__ __forceinline__ void store_matrix_x2_transposed(std::uint32_t to, std::uint32_t first,
                                                            std::uint32_t second) {
   asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(to), "r"(first), "r"(second)
                : "memory");
 }
 
-// Four of them; lane l names row l % 8 of matrix l / 8.
+// Four such matrices as they are; lane l names row l % 8 of matrix l / 8.
 __device__ __forceinline__ void store_matrix_x4(std::uint32_t to, const std::uint32_t (&from)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(from[0]), "r"(from[1]),
                "r"(from[2]), "r"(from[3])

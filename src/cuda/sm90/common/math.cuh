@@ -7,6 +7,7 @@
 // type (Shape::kMaxLag), and keeps the reference as a score, before the scale.
 #pragma once
 
+#include <cfloat>
 #include <cstdint>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -20,7 +21,7 @@ inline constexpr float kLog2E = 1.4426950408889634f;
 
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 __device__ __forceinline__ float minus_infinity() { return -infinity(); }
-inline constexpr float kLowest = -3.402823466e+38f;  // of the finite numbers
+inline constexpr float kLowest = -FLT_MAX;
 
 __device__ __forceinline__ float exp2_fast(float x) {
   float y;
@@ -39,8 +40,9 @@ __device__ __forceinline__ float reciprocal_fast(float x) {
   return y;
 }
 
-// A row that has seen nothing has reference -inf; its probabilities are 2^(-inf - 0) = 0. One that is not there may
-// have +inf, which no score moves; its probabilities are 2^(x - inf) = 0.
+// A row that has seen nothing has reference -inf; its probabilities are 2^(-inf - 0) = 0. (In the plain kernel it is
+// kLowest, which needs no such care.) One that is not there may have +inf, which no score moves; its probabilities are
+// 2^(x - inf) = 0.
 __device__ __forceinline__ float usable(float reference) { return reference == minus_infinity() ? 0.0f : reference; }
 
 struct Reference {

@@ -45,7 +45,8 @@ struct QueryPlaces {
   static constexpr int kStaged = kBuffers - kShared;
 
   // The 16 columns that a block's n-th product of scores is about. Those with Q in shared memory read more of that than
-  // the multiplication gives it time for, so they are spread between the others: every third, until there are no more.
+  // the multiplication gives it time for, so they are spread between the others: every third, until there are no more
+  // (with 5 groups 8 of 20).
   static constexpr int column(int n) {
     constexpr int kFromShared = kShared * 4, kAll = Config::kGroups * 4;
     constexpr int kSpread = 3 * kFromShared < kAll ? 3 * kFromShared : kAll;
@@ -91,15 +92,16 @@ class Scorer {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       // Rows that are not there have queries of zero, and no score moves their reference: probabilities of zero.
-      // Products with zeros take less of the power that limits the clock.
+      // Products with zeros take less of the power that limits the clock. Others begin below every score but -inf:
+      // 2^(-inf - reference) is 0 without asking. (Tokens that a row does not see are left out of it by themselves.)
       reference_[h] = piece.has(fragment_row(at_, h)) ? kLowest : infinity();
       sum_[h] = weight_[h] = 0;
     }
-    load_query(piece, row_bound(call_, piece, piece.packed_row(threadIdx.x % Config::kRows)));
+    load_rows(piece);
   }
   __device__ void run(std::int32_t kv_begin, std::int32_t kv_end) {
     std::int32_t first = kv_begin;
-    // Two loops, so that the first has no code that it jumps over: the next instructions would come late.
+    // Two loops, so that the first has no mask and no tail to jump over: instructions come late behind a jump.
     for (; first + Config::kTokens <= seen_by_all_; first += Config::kTokens) block<false>(first, first > kv_begin);
     for (; first < kv_end; first += Config::kTokens) {
       block<true>(first, first > kv_begin);
@@ -113,9 +115,10 @@ class Scorer {
   }
 
  private:
-  // Q to where the products want it. Buffers of shared memory hold the last kShared column groups for good, and the
-  // first kStaged on their way to registers.
-  __device__ void load_query(const Piece& piece, std::int32_t bound) {
+  // What rows see, and Q to where the products want it. Buffers of shared memory hold the last kShared column groups
+  // for good, and the first kStaged on their way to registers.
+  __device__ void load_rows(const Piece& piece) {
+    const std::int32_t bound = row_bound(call_, piece, piece.packed_row(threadIdx.x % Config::kRows));
     after_previous_launch();  // it may have written the query
     sync();                   // nobody reads the query, or the bounds, of the piece before any more
     const int thread = static_cast<int>(threadIdx.x);
@@ -226,8 +229,7 @@ class Scorer {
       maximum[h] = fmaxf(part[0], part[1]) * scale_log2_;  // it is positive, and rounding keeps the order
     }
     const bool above = maximum[0] > reference_[0] + kMaxLag || maximum[1] > reference_[1] + kMaxLag;
-    if (__any_sync(~0u, above)) [[unlikely]]
-      move(maximum, stage);
+    if (__any_sync(~0u, above)) move(maximum, stage);
 
     const std::uint32_t to = probability_row<Config>(s_.kv[stage], at_.lane / 16, 16 * at_.warp + at_.lane % 16);
 #pragma unroll
@@ -352,8 +354,7 @@ class Values {
         operand(kv + uniform(at_.side * Config::kHalfGroups * kAtomBytes), Config::kSlabBytes, kAtomBytes);
     asm volatile("" : "+l"(probabilities), "+l"(values));  // now, and not behind the wait
     s_.p_full[stage].wait(ring_.full());
-    if (s_.moved[stage][at_.warp] == ring_.count + 1) [[unlikely]]
-      rescale(stage);
+    if (s_.moved[stage][at_.warp] == ring_.count + 1) rescale(stage);
     begin_products();
 #pragma unroll
     for (int k = 0; k < Config::kUnits; ++k) {
