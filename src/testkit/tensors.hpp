@@ -98,12 +98,13 @@ class BatchOutputs {
   // Makes the outputs NaN again.
   void poison_outputs() { outputs_.poison(); }
   std::optional<std::string> guard_damage() const { return outputs_.damage(); }
-  // Every bit of out and lse, of all requests or of one.
+  // Every bit of out and lse, of all requests, of one, or of one token.
   std::vector<std::byte> result_bits() const { return outputs_.bits(0, query_start_.back()); }
   std::vector<std::byte> result_bits(std::int32_t request) const {
     const auto b = static_cast<std::size_t>(request);
     return outputs_.bits(query_start_[b], query_start_[b + 1]);
   }
+  std::vector<std::byte> token_bits(std::int64_t token) const { return outputs_.bits(token, token + 1); }
   const GuardedTensor& out() const { return outputs_.out; }
   const GuardedTensor& lse() const { return *outputs_.lse; }
   std::vector<Buffer> output_memory() const { return outputs_.memory(); }

@@ -193,6 +193,36 @@ TEST_F(GpuBits, DoNotDependOnWhereThePagesLie) {
   EXPECT_EQ(moved->batch.result_bits(), step->batch.result_bits());
 }
 
+// A block that all rows of a tile see, and one in which something is hidden from another row, are different code.
+TEST_F(GpuBits, DoNotDependOnWhatTheRowsBesideSee) {
+  for (std::int32_t heads : {4, 8, 12, 16, 32})  // swapped16, 32, 48, plain and pairs: all rows in one tile
+    for (std::int32_t latent : {512, 256})
+      for (std::int32_t page_size : {64, 7}) {
+        DecodeCase c = gpu_case({{4, 1000}}, heads, page_size);
+        c.latent = latent;
+        c.out_dtype = Dtype::f32;
+        auto step = DeviceStep::make(backend(), DecodeBatch(c), {.policy = Policy::uniform(3)}, kLimits);
+        const auto run = [&](std::int32_t second_sees) {
+          const std::vector<std::int32_t> visible = {1000, second_sees, 1000, 1000};
+          StepLengths lengths = step->batch.lengths();
+          lengths.visible = visible;
+          ASSERT_TRUE(succeeded(step->run(backend(), stream(), lengths)));
+        };
+        run(1000);
+        const auto all = step->batch.result_bits();
+        const std::vector<std::byte> expected[] = {step->batch.token_bits(0), step->batch.token_bits(2),
+                                                   step->batch.token_bits(3)};
+        for (std::int32_t seen : {0, 1, 47, 130, 700, 999}) {
+          run(seen);
+          const auto where = testing::Message() << c.name() << " seen " << seen;
+          EXPECT_NE(step->batch.result_bits(), all) << where;
+          EXPECT_EQ(step->batch.token_bits(0), expected[0]) << where;
+          EXPECT_EQ(step->batch.token_bits(2), expected[1]) << where;
+          EXPECT_EQ(step->batch.token_bits(3), expected[2]) << where;
+        }
+      }
+}
+
 TEST_F(GpuBits, OfBatchInvariantStepsDoNotDependOnNeighboursOrderOrPadding) {
   constexpr std::int32_t kPad = DecodeBatch::kPadding;
   const std::vector<std::vector<std::int32_t>> orders = {

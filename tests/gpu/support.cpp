@@ -47,10 +47,10 @@ DecodeArgs DeviceStep::args(Stream stream) const {
   return args;
 }
 
-Status DeviceStep::run(const Backend& backend, Stream stream) {
+Status DeviceStep::run(const Backend& backend, Stream stream, const StepLengths& lengths) {
   batch.poison_outputs();
   if (Status status = device.upload_outputs(batch); !status) return status;
-  const auto metadata = builder.build(0, batch.lengths(), stream);
+  const auto metadata = builder.build(0, lengths, stream);
   if (!metadata) return metadata.status();
   if (Status status = decode(*metadata, args(stream)); !status) return status;
   if (Status status = backend.synchronize(stream); !status) return status;

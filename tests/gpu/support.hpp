@@ -63,8 +63,10 @@ struct DeviceStep {
                                           const Limits& limits);
 
   DecodeArgs args(Stream stream) const;
-  // Poisons the outputs, runs decode once with a plan made on the host, and brings the outputs back.
-  Status run(const Backend& backend, Stream stream);
+  // Poisons the outputs, runs decode once with a plan made on the host, and brings the outputs back. With the batch's
+  // own lengths, or with others.
+  Status run(const Backend& backend, Stream stream) { return run(backend, stream, batch.lengths()); }
+  Status run(const Backend& backend, Stream stream, const StepLengths& lengths);
 };
 
 }  // namespace latte::testkit

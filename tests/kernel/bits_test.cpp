@@ -83,6 +83,34 @@ TEST_P(SameBits, WhereverThePagesLie) {
   }
 }
 
+// A block that all rows of a tile see, and one in which something is hidden from another row, may be different code.
+TEST_P(SameBits, WhateverTheRowsBesideSee) {
+  DecodeCase shape = mixed_batch();
+  shape.requests = {{4, 1000}};
+  for (const DecodeCase& c : served_formats(shape)) {
+    DecodeBatch batch(c);
+    auto builder = MetadataBuilder::create(backend, c.problem(), kLimits, {.policy = Policy::uniform(3)}).value();
+    const auto run = [&](std::int32_t second_sees) {
+      const std::vector<std::int32_t> visible = {1000, second_sees, 1000, 1000};
+      StepLengths lengths = batch.lengths();
+      lengths.visible = visible;
+      batch.poison_outputs();
+      const Status status = decode(builder.build(0, lengths).value(), batch.args());
+      ASSERT_TRUE(status.ok()) << status.message();
+    };
+    run(1000);
+    const auto all = batch.result_bits();
+    const std::vector<std::byte> expected[] = {batch.token_bits(0), batch.token_bits(2), batch.token_bits(3)};
+    for (std::int32_t seen : {0, 1, 47, 130, 700, 999}) {
+      run(seen);
+      EXPECT_NE(batch.result_bits(), all) << c.name() << " seen " << seen;
+      EXPECT_EQ(batch.token_bits(0), expected[0]) << c.name() << " seen " << seen;
+      EXPECT_EQ(batch.token_bits(2), expected[1]) << c.name() << " seen " << seen;
+      EXPECT_EQ(batch.token_bits(3), expected[2]) << c.name() << " seen " << seen;
+    }
+  }
+}
+
 TEST_P(BatchInvariantBits, DoNotDependOnNeighboursOrderOrPadding) {
   constexpr std::int32_t kPad = DecodeBatch::kPadding;
   const std::vector<std::vector<std::int32_t>> steps = {
