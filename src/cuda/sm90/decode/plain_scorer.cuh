@@ -152,8 +152,10 @@ class Scorer {
   __device__ void block(std::int32_t first, bool after_another) {
     const int stage = ring_.slot();
     Scores scores;
-    if (!landed_) s_.kv_full[stage][0].wait(ring_.full());
-    if constexpr (kThreadsLoad) prim::fence_async_proxy();
+    if (!landed_) {
+      s_.kv_full[stage][0].wait(ring_.full());
+      if constexpr (kThreadsLoad) prim::fence_async_proxy();
+    }
     issue_scores(scores, stage);
     // The values get the probabilities of the block before only now that most of this one's scores are done: the tensor
     // cores then work on them during this block's softmax, instead of sharing their time with its scores.
@@ -162,6 +164,7 @@ class Scorer {
     hand_over(after_another);
     ++ring_.count;
     landed_ = s_.kv_full[ring_.slot()][0].passed(ring_.full());
+    if constexpr (kThreadsLoad) prim::fence_async_proxy();  // of a block that has: here it holds nothing up
     prim::wait_products<0>();
     prim::pin(scores);
     softmax<kMasked>(scores, stage, first);
