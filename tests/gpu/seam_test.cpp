@@ -1,5 +1,5 @@
 // Tiles of two pieces across the end of a share. There one thread block joins both alone (src/cuda/sm90/decode, the
-// plain kernel), elsewhere each joins a slice.
+// plain kernel). Where both end a share each joins half of the rows (twins), elsewhere a slice.
 #include <array>
 
 #include <gtest/gtest.h>
@@ -46,8 +46,9 @@ struct Rows {
 constexpr Rows kRows[] = {{5, 1, 1},  {9, 3, 3},   {41, 1, 1}, {60, 1, 1},
                           {20, 3, 3}, {100, 1, 1}, {64, 2, 2}, {1, 70, 1}};
 
-// With several query tokens some rows see nothing of the second piece: it may have a token alone.
-TEST_F(GpuSeams, HaveTheBitsOfSlices) {
+// With several query tokens some rows see nothing of the second piece: it may have a token alone. A request alone has
+// its pieces on two workers: twins, or slices in the swapped kernels.
+TEST_F(GpuSeams, HaveTheBitsOfTwinsAndSlices) {
   constexpr std::int32_t kRequests = 9, kChunk = 192;
   const BuilderOptions options{.policy = Policy::batch_invariant(kChunk)};
   for (std::int32_t latent : {512, 256})
@@ -101,6 +102,7 @@ TEST_F(GpuSeams, BesideSlicesAgreeWithTheOracle) {
 }
 
 // Two workers of uniform(2) have a tile's second piece at the end of one share, and its first at the start of the next.
+// It is joined in slices there. Alone its pieces are twins, each at the end of a share: the same bits.
 TEST_F(GpuSeams, AreNotSeenWhereTheSecondPieceComesFirst) {
   for (std::int32_t heads : {64, 128})
     for (const Policy& policy : {Policy::balanced(), Policy::uniform(2)}) {
@@ -113,6 +115,10 @@ TEST_F(GpuSeams, AreNotSeenWhereTheSecondPieceComesFirst) {
       ASSERT_EQ(records.size(), 4u);
       ASSERT_TRUE(records[1].tile == records[2].tile && records[2].kv_begin == 0 && records[1].kv_begin > 0);
       expect_oracle(*step);
+      if (policy.kind != PolicyKind::uniform) continue;
+      auto alone = DeviceStep::make(backend(), step->batch.reordered(std::array{1}), {.policy = policy}, limits);
+      ASSERT_TRUE(succeeded(alone->run(backend(), stream())));
+      EXPECT_EQ(step->batch.result_bits(1), alone->batch.result_bits(0)) << c.name();
     }
 }
 
@@ -126,6 +132,21 @@ TEST_F(GpuSeams, AreJoinedInSharedMemory) {
           DeviceStep::make(backend(), DecodeBatch(gpu_case(std::vector<RequestLengths>(5, {1, 90}), heads, page_size)),
                            {.policy = Policy::batch_invariant(48)}, limits);
       EXPECT_GT(seams(*step), 0);
+      expect_oracle(*step);
+    }
+}
+
+// The same for twins: as many workers as there are pieces. Halves of rows that warps do not divide evenly, one row, and
+// a thread block of a pair without rows.
+TEST_F(GpuSeams, AreJoinedByTwins) {
+  for (const auto& [heads, most_tokens, tokens] : {Rows{64, 1, 1}, {50, 1, 1}, {100, 1, 1}, {67, 1, 1}, {1, 70, 1}})
+    for (std::int32_t page_size : {16, 7}) {
+      Limits limits{.max_requests = 2, .max_query_tokens = most_tokens, .max_kv_tokens = 90};
+      limits.workers = heads * most_tokens > 64 ? 8 : 4;
+      const DecodeCase c = gpu_case(std::vector<RequestLengths>(2, {tokens, 90}), heads, page_size);
+      auto step = DeviceStep::make(backend(), DecodeBatch(c), {.policy = Policy::batch_invariant(48)}, limits);
+      const auto metadata = step->builder.build(0, step->batch.lengths(), stream()).value();
+      ASSERT_EQ(metadata.plan().work_info_set.size(), 4u) << c.name();
       expect_oracle(*step);
     }
 }

@@ -1,4 +1,4 @@
-// Seams of plans: both sides of one see it, and what lies there is what the kernel takes for granted.
+// Seams and twins of plans: both sides see them, and what lies there is what the kernel takes for granted.
 #include <gtest/gtest.h>
 
 #include "cuda/sm90/decode/seam.hpp"
@@ -23,6 +23,12 @@ class Seams {
     if (i < begin || i >= end) return Seam::none;
     return cuda::sm90::find_seam(view_, {plan_.workers(), worker, begin, end}, i, plan_.work_info_set[i]);
   }
+  // As whoever has record i sees it.
+  Seam at(std::int32_t i) const {
+    std::int32_t worker = 0;
+    while (worker < plan_.workers() && plan_.work_indptr[worker + 1] <= i) ++worker;
+    return worker < plan_.workers() ? at(worker, i) : Seam::none;
+  }
 
  private:
   const Plan& plan_;
@@ -30,7 +36,7 @@ class Seams {
 };
 
 TEST(PlanSeams, AreSeenFromBothSides) {
-  std::int64_t seams = 0;
+  std::int64_t seams = 0, twins = 0;
   for_each_case({.cases = 4000, .options = {.op = Op::decode}}, [&](Rng& rng, PlanCase& c) -> Finding {
     if (rng.one_in(2)) c.config.workers = rng.in(1, 6), c.config.limits.workers = 0;
     for (const Policy& policy : {random_policies(rng, c)[rng.in(0, 2)], Policy::uniform(2)}) {
@@ -39,15 +45,19 @@ TEST(PlanSeams, AreSeenFromBothSides) {
       if (!guarded.error().empty()) return guarded.error();
       const Plan& plan = guarded.plan();
       const Seams found(plan);
+      const auto pieces = [&](std::int32_t worker) { return plan.work_indptr[worker + 1] - plan.work_indptr[worker]; };
       for (std::int32_t worker = 0; worker < plan.workers(); ++worker)
         for (std::int32_t i = plan.work_indptr[worker]; i < plan.work_indptr[worker + 1]; ++i) {
           const Seam seam = found.at(worker, i);
-          if (seam == Seam::behind && found.at(worker - 1, i - 1) != Seam::before) return "nobody waits";
-          if (seam != Seam::before) continue;
-          ++seams;
-          if (worker + 1 == plan.workers() || found.at(worker + 1, i + 1) != Seam::behind) return "waits for nobody";
+          if (seam == Seam::behind && found.at(i - 1) != Seam::before) return "nobody waits";
+          if (seam == Seam::second_twin && found.at(i - 1) != Seam::first_twin) return "a second twin alone";
+          if (seam == Seam::second_twin && pieces(worker) != 1) return "a second twin that is not all of its share";
+          if (seam != Seam::before && seam != Seam::first_twin) continue;
+          ++(seam == Seam::before ? seams : twins);
+          if (found.at(i + 1) != (seam == Seam::before ? Seam::behind : Seam::second_twin)) return "waits for nobody";
           const WorkRecord &first = plan.work_info_set[i], &second = plan.work_info_set[i + 1];
           if (i + 1 != plan.work_indptr[worker + 1]) return "not the last of its share";
+          if (seam == Seam::before && pieces(worker) < 2) return "a seam behind a share of one piece";
           if (first.tile != second.tile || first.kv_begin != 0 || second.kv_begin != first.kv_end)
             return "not the two pieces of a tile";
           if (plan.reduce_indptr[first.tile + 1] - plan.reduce_indptr[first.tile] != 2) return "not all of its pieces";
@@ -58,6 +68,7 @@ TEST(PlanSeams, AreSeenFromBothSides) {
     return std::nullopt;
   });
   EXPECT_GT(seams, 100);
+  EXPECT_GT(twins, 100);
 }
 
 // The shares of two workers, {tile 0, second piece of tile 1} and {its first piece, tile 2}.

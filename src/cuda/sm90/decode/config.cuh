@@ -46,9 +46,6 @@ struct Config {
   // parts, all, as there would be many. A box is in one unit: it is asked for when that is free.
   static constexpr int kBoxTokens = kParts > 1 ? kTokens : 16;
   static_assert(kUnitTokens % kBoxTokens == 0);
-  // Whether a tile at a seam is joined by one thread block (merge.cuh). With 16 and 32 rows large batches won 1 to 3 %
-  // by it, and the shortest calls lost as much.
-  static constexpr bool kSeams = kRows > 48;
   static_assert(kGroups % kParts == 0);
   static_assert(kRows % 8 == 0 && kRows <= 64 && kTokens % 16 == 0 && kRope == 64);
 };

@@ -1,14 +1,14 @@
 // Joining the partials of split tiles, in the same launch. Run by the two warpgroups that own value columns.
 //   Slices: everyone who computed a piece of a tile waits until all of its pieces are there and joins an equal slice of
 //     its values, partials in the plan's order.
-//   Seams: where a tile's first piece ends one share and its second, the last, begins the next, the second was stored
-//     long before the first is done. So whoever has the first joins both, alone (plain_seam.cuh).
+//   Seams, in the plain kernel: where a tile's first piece ends one share and its second, the last, begins the next,
+//     the second was stored long before the first is done. So whoever has the first joins both, alone (plain_seam.cuh).
+//   Twins, there too: where both end a share, each keeps the rows that it joins and stores the others.
 //   arrived[2 * tile + half of the pair]: pieces stored, and workers that have seen them all, each counts one. With the
 //   last of them it is back at zero. At a seam only the second piece counts, and whoever waits for it takes it back.
 #pragma once
 
 #include "cuda/sm90/decode/math.cuh"
-#include "cuda/sm90/decode/seam.hpp"
 
 namespace latte::cuda::sm90 {
 
@@ -111,12 +111,6 @@ struct Joined {
 
 __device__ __forceinline__ std::uint32_t* arrived(const KernelCall& call, const Piece& piece, const Share& share) {
   return call.workspace.arrived + 2 * piece.record.tile + share.rank();
-}
-
-template <class Config>
-__device__ __forceinline__ Seam seam(const KernelCall& call, const Piece& piece, const Share& share, std::int32_t i) {
-  if constexpr (!Config::kSeams) return Seam::none;
-  return find_seam(call.plan, {share.workers(), share.worker(), share.begin, share.end}, i, piece.record);
 }
 
 // This thread block's part of a partial is stored, and its merging threads have met since.

@@ -40,8 +40,8 @@ class Values {
     for (std::int32_t b = 0; b < blocks; ++b, ++ring_.count) block();
   }
 
-  // A partial before a seam stays here.
-  __device__ void store(const Sink& sink, bool before_seam) {
+  // Rows of a partial that are joined here stay here.
+  __device__ void store(const Sink& sink, Seam here) {
     const int slot = sums_.slot();
     s_.sums_full[slot].wait(sums_.full());
     RowResult results[2];
@@ -55,7 +55,9 @@ class Values {
     ++sums_.count;
     if (sink.partial()) {
       using Rows = PartialRow<AsHeld, Config::kLatent>;
-      const Rows to = before_seam ? SeamRoom<Config>(s_.kv).first() : Rows(sink.workspace(), sink.partial_row(0));
+      const RowRange kept(here, sink.rows());
+      const bool keep = 16 * at_.warp >= kept.begin && 16 * at_.warp < kept.end;
+      const Rows to = keep ? SeamRoom<Config>(s_.kv).own(here) : Rows(sink.workspace(), sink.partial_row(0));
 #pragma unroll
       for (int h = 0; h < 2; ++h) HeldRow<Config>{o_, at_, h}.store_partial(to, sink.rows(), results[h]);
     } else {
@@ -139,7 +141,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   auto& s = *reinterpret_cast<Storage<Config>*>(shared);
   if (threadIdx.x == 0) {
     prim::prefetch_map(map);
-    s.any_slice = s.begins_at_seam = s.ends_at_seam = false;
+    s.any_slice = false;
     for (int stage = 0; stage < kStages; ++stage) {
       s.kv_full[stage][0].init(kThreadsLoad ? kWarpgroup : 1);
       for (int unit = 0; unit < Config::kUnits; ++unit)
@@ -176,6 +178,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       load_blocks<Config, kStages>(s, call, share, shape, BoxLoader<Config>(map, shape));
   } else {
     prim::grow_registers<kValueRegisters>();
+    // Looked up before there are values, which leave no registers for it. By all threads: behind what one does by
+    // itself the compiler no longer keeps the products' descriptors in uniform registers.
+    const Seam ends = seam(call, share, share.end - 1);
+    const Seam begins = share.end - share.begin > 1 ? seam(call, share, share.begin) : Seam::none;
     Values<Config> values(s);
     for (std::int32_t i = share.begin; i < share.end; ++i) {
       {
@@ -184,23 +190,29 @@ __global__ void __launch_bounds__(kThreads, 1)
         values.run(piece.template blocks<Config>());
       }
       const Piece piece = share.piece(i);
-      const Seam here = seam<Config>(call, piece, share, i);
-      if (threadIdx.x == kWarpgroup && piece.split())
-        (here == Seam::none ? s.any_slice : here == Seam::before ? s.ends_at_seam : s.begins_at_seam) = true;
-      if (here == Seam::before) SeamRoom<Config>(s.kv).fetch_second(call, piece, share, s.fetched);
-      values.store(Sink(call, piece), here == Seam::before);
+      const Seam here = i + 1 == share.end ? ends : i == share.begin ? begins : Seam::none;
+      if (threadIdx.x == kWarpgroup && piece.split() && here == Seam::none) s.any_slice = true;
+      if (here == Seam::before)
+        SeamRoom<Config>(s.kv).fetch_second(call, piece, share, s.fetched);
+      else if (is_twin(here))
+        merge_sync();  // nobody has any more use for the stages
+      values.store(Sink(call, piece), here);
       if (!piece.split() || here == Seam::before) continue;
       merge_sync();
       announce(call, piece, share);
     }
     Meeting meet{s.met};
-    if (s.ends_at_seam) {
+    if (ends != Seam::none) {
+      const Piece piece = share.piece(share.end - 1);
+      if (is_twin(ends) && threadIdx.x == kWarpgroup)
+        SeamRoom<Config>(s.kv).fetch_twin(call, piece, share, ends, s.fetched);
       s.fetched.wait(0);
       meet();
-      SeamRoom<Config>(s.kv).store_sum(Sink(call, share.piece(share.end - 1)));
+      SeamRoom<Config>(s.kv).store_sum(Sink(call, piece), ends);
     }
     if (s.any_slice)
-      merge_slices<Config, AsHeld>(call, share, share.begin + s.begins_at_seam, share.end - s.ends_at_seam, s.kv, meet);
+      merge_slices<Config, AsHeld>(call, share, share.begin + (begins != Seam::none), share.end - (ends != Seam::none),
+                                   s.kv, meet);
   }
 }
 

@@ -46,8 +46,7 @@ struct alignas(1024) Storage {
   std::uint32_t moved[kStages][4];       // the last block that did so to any of a warp's rows, counted from 1
   std::int32_t bound[Config::kRows];     // tokens a row sees
   RowResult results[kSums][Config::kRows];
-  bool any_slice;                     // whether this thread block joins a slice of some tile
-  bool begins_at_seam, ends_at_seam;  // its share does
+  bool any_slice;  // whether this thread block joins a slice of some tile
   prim::Barrier kv_full[kStages][Config::kParts], kv_empty[kStages][Config::kUnits], p_full[kStages];
   prim::Barrier sums_full[kSums], sums_empty[kSums], met;
   prim::Barrier first_query, fetched;
