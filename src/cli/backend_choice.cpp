@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "cli/options.hpp"
+#include "cli/text.hpp"
 
 namespace latte::cli {
 
@@ -17,7 +18,7 @@ Result<Backend> BackendChoice::open(bool tell) const {
       {.name = name, .threads = threads, .kernel = kernel, .device = device, .serial_launches = serial_launches});
   if (!backend || !tell) return backend;
   const MachineInfo info = backend->info();
-  if (!info.note.empty()) fmt::print(stderr, "latte: {}, as {}\n", info.backend, info.note);
+  if (!info.note.empty()) say(fmt::format("latte: {}, as {}\n", info.backend, info.note));
   return backend;
 }
 

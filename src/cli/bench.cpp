@@ -114,6 +114,7 @@ void print_json(const BenchRow& row, const Ceilings& ceilings, const MachineInfo
       {"heads", row.heads},
       {"page", row.page},
       {"kv", row.kv},
+      {"mask", row.mask},
       {"policy", policy_text(row.policy)},
       {"time_us", row.time.median_us},
       {"spread_us", row.time.spread_us},
@@ -129,12 +130,20 @@ void print_json(const BenchRow& row, const Ceilings& ceilings, const MachineInfo
       {"machine", machine_text(info, ceilings)},
       {"commit", kCommit},
   };
-  if (row.op == Op::prefill) json["math"] = row.math;
+  if (row.op == Op::prefill) {
+    json["math"] = row.math;
+    json["qk_width"] = row.widths[0];
+    json["v_width"] = row.widths[1];
+  } else {
+    json["q"] = row.q;
+    json["latent"] = row.widths[0];
+    json["rope"] = row.widths[1];
+  }
+  json["working_set"] = row.working_set_bytes;
   if (row.workers > 0) json["workers"] = row.workers;
   if (row.on_device) {
     json["plan_host_us"] = row.plan_host.median_us;
     json["overlap"] = overlap;
-    json["working_set"] = row.working_set_bytes;
     json["ceilings"]["clock_mhz"] = ceilings.clock_mhz;
   }
   fmt::print("{}\n", json.dump());
@@ -215,7 +224,14 @@ int run(const BenchOptions& options) {
   std::map<std::string, std::string> kernels;  // whose ceilings are measured, by ceiling_key
   for (const BenchPlan::Row& row : plan->rows) {
     const Result<Chosen> chosen = std::visit(
-        [&](const auto& description) { return choose(*backend, description, plan->settings); }, row.description);
+        [&](const auto& description) -> Result<Chosen> {
+          const Result<Chosen> kernel = choose(*backend, description, plan->settings);
+          if (!kernel) return kernel.status();
+          const auto copies = copies_that_fit(*backend, description, plan->settings.working_set_bytes);
+          if (!copies) return copies.status();
+          return *kernel;
+        },
+        row.description);
     if (!chosen) return fail(chosen.status());
     kernels.try_emplace(ceiling_key(info, chosen->kernel, chosen->math), chosen->kernel);
   }

@@ -36,8 +36,11 @@ struct BenchRow {
   std::string spec;  // as it was typed
   std::string kernel;
   std::int32_t heads = 0;
-  std::int32_t page = 0;     // prefill: 0
-  std::string kv;            // cache format; prefill: dtype of q, k and v
+  std::int32_t page = 0;  // prefill: 0
+  std::string kv;         // cache format; prefill: dtype of q, k and v
+  std::string q;          // decode: dtype of q
+  std::string mask;
+  std::int32_t widths[2]{};  // decode: latent and rope; prefill: of q and k, and of v
   std::string math;          // prefill: half or fp8
   Policy policy;             // as planned
   std::int32_t workers = 0;  // Limits::workers: 0 = all
@@ -70,6 +73,12 @@ Result<BenchRow> measure(const Backend& backend, const BatchSpec& spec, const te
                          const BenchSettings& settings);
 Result<BenchRow> measure_on_device(const Backend& backend, const BatchSpec& spec,
                                    const testkit::PrefillCase& description, const BenchSettings& settings);
+
+// How many copies of the case make up the working set, if the backend has memory for them.
+Result<std::int32_t> copies_that_fit(const Backend& backend, const testkit::DecodeCase& description,
+                                     std::int64_t working_set_bytes);
+Result<std::int32_t> copies_that_fit(const Backend& backend, const testkit::PrefillCase& description,
+                                     std::int64_t working_set_bytes);
 
 // How often `bytes` make up a working set: reading so many copies in turn defeats the caches.
 Result<std::int32_t> working_set_copies(double bytes, std::int64_t working_set_bytes);

@@ -97,14 +97,8 @@ class GraphBench {
 template <class Batch, class Case>
 Result<std::vector<Batch>> make_batches(const Backend& backend, const Case& description,
                                         std::int64_t working_set_bytes) {
-  const Result<std::int32_t> copies = working_set_copies(rotating_bytes(description), working_set_bytes);
+  const Result<std::int32_t> copies = copies_that_fit(backend, description, working_set_bytes);
   if (!copies) return copies.status();
-  const Result<std::size_t> free = free_memory(backend);
-  if (!free) return free.status();
-  const double bytes = *copies * memory_bytes(description);
-  if (bytes > 0.9 * static_cast<double>(*free))
-    return Status(Code::out_of_memory, "device memory", fmt::format("{:.1f} GiB for the tensors", bytes / (1 << 30)),
-                  fmt::format("{:.1f} GiB free", static_cast<double>(*free) / (1 << 30)));
   std::vector<Batch> batches;
   Case copy = description;
   for (std::int32_t i = 0; i < *copies; ++i) {

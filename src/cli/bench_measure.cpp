@@ -34,10 +34,9 @@ double quantile(std::span<const double> sorted, double q) {
 
 // Copies of the case in memory of their own, so that a round over them touches the whole working set.
 template <class Batch, class Case>
-Result<std::vector<Batch>> make_batches(const Case& description, std::int64_t working_set) {
-  const Result<std::int32_t> copies = working_set_copies(rotating_bytes(description), working_set);
+Result<std::vector<Batch>> make_batches(const Backend& backend, const Case& description, std::int64_t working_set) {
+  const Result<std::int32_t> copies = copies_that_fit(backend, description, working_set);
   if (!copies) return copies.status();
-  if (Status status = check_memory(*copies * memory_bytes(description)); !status.ok()) return status;
   std::vector<Batch> batches;
   Case copy = description;
   for (std::int32_t i = 0; i < *copies; ++i) {
@@ -85,7 +84,7 @@ Result<BenchRow> measure_with(const Backend& backend, const BatchSpec& spec, con
   Result<Builder> builder = Builder::create(backend, description.problem(), description.limits(settings.workers),
                                             {.policy = settings.policy});
   if (!builder) return builder.status();
-  const Result<std::vector<Batch>> batches = make_batches<Batch>(description, settings.working_set_bytes);
+  const Result<std::vector<Batch>> batches = make_batches<Batch>(backend, description, settings.working_set_bytes);
   if (!batches) return batches.status();
   const auto build = [&] { return builder->build(0, batches->front().lengths()); };
   const Result<Timing> plan = time_plan(build);
@@ -120,12 +119,45 @@ Result<std::int32_t> working_set_copies(double bytes, std::int64_t working_set_b
   return static_cast<std::int32_t>(copies);
 }
 
+namespace {
+
+template <class Case>
+Result<std::int32_t> find_copies_that_fit(const Backend& backend, const Case& description, std::int64_t working_set) {
+  const Result<std::int32_t> copies = working_set_copies(rotating_bytes(description), working_set);
+  if (!copies) return copies.status();
+  const double bytes = *copies * memory_bytes(description);
+  if (!backend.on_device()) {
+    if (Status status = check_memory(bytes); !status.ok()) return status;
+    return *copies;
+  }
+  const Result<std::size_t> free = free_memory(backend);
+  if (!free) return free.status();
+  if (bytes > 0.9 * static_cast<double>(*free))
+    return Status(Code::out_of_memory, "device memory", fmt::format("{:.1f} GiB for the tensors", bytes / (1 << 30)),
+                  fmt::format("{:.1f} GiB free", static_cast<double>(*free) / (1 << 30)));
+  return *copies;
+}
+
+}  // namespace
+
+Result<std::int32_t> copies_that_fit(const Backend& backend, const testkit::DecodeCase& description,
+                                     std::int64_t working_set_bytes) {
+  return find_copies_that_fit(backend, description, working_set_bytes);
+}
+Result<std::int32_t> copies_that_fit(const Backend& backend, const testkit::PrefillCase& description,
+                                     std::int64_t working_set_bytes) {
+  return find_copies_that_fit(backend, description, working_set_bytes);
+}
+
 BenchRow make_row(const BatchSpec& spec, const testkit::DecodeCase& description, const BenchSettings& settings) {
   BenchRow row;
   row.spec = spec.text;
   row.heads = description.heads;
   row.page = description.page_size;
   row.kv = kv_format_name(description.kv_format);
+  row.q = dtype_name(description.q_dtype);
+  row.mask = mask_name(description.mask);
+  row.widths[0] = description.latent, row.widths[1] = description.rope;
   row.workers = settings.workers;
   row.working_set_bytes = settings.working_set_bytes;
   row.bytes = description.bytes();
@@ -139,6 +171,8 @@ BenchRow make_row(const BatchSpec& spec, const testkit::PrefillCase& description
   row.spec = spec.text;
   row.heads = description.heads;
   row.kv = dtype_name(description.dtype);
+  row.mask = mask_name(description.mask);
+  row.widths[0] = description.qk_width, row.widths[1] = description.v_width;
   row.workers = settings.workers;
   row.working_set_bytes = settings.working_set_bytes;
   row.bytes = description.bytes();

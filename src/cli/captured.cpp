@@ -11,6 +11,7 @@
 
 #include "cli/captured_parts.hpp"
 #include "cli/options.hpp"
+#include "cli/text.hpp"
 
 namespace latte::cli {
 namespace {
@@ -29,7 +30,7 @@ class Reader {
  private:
   Status read_metadata() {
     if (const std::string* op = file_.find_metadata("op"); op != nullptr && *op != "decode")
-      return bad("metadata op", "decode", *op);
+      return bad("metadata op", "decode", shown(*op));
     if (Status status = read_mask_and_scale(file_, call_.problem.mask, call_.args.scale); !status.ok()) return status;
     if (Status status = read_width("latent", latent_); !status.ok()) return status;
     return read_width("rope", rope_);
@@ -42,8 +43,8 @@ class Reader {
     char* end = nullptr;
     errno = 0;
     const long value = std::strtol(text->c_str(), &end, 10);
-    if (end == text->c_str() || *end != '\0' || errno != 0 || value < 1 || value > 65536)
-      return bad(fmt::format("metadata {}", name), "a width from 1 to 65536", *text);
+    if (end == text->c_str() || *end != '\0' || errno != 0 || value < 1 || value > kMaxWidth)
+      return bad(fmt::format("metadata {}", name), fmt::format("a width from 1 to {}", kMaxWidth), shown(*text));
     width = static_cast<std::int32_t>(value);
     return {};
   }
@@ -69,8 +70,7 @@ class Reader {
       if (Status status = rows_view("q_pe", *pe, call_.args.q_pe); !status.ok()) return status;
       if (nope->dtype != pe->dtype || nope->shape[0] != pe->shape[0] || nope->shape[1] != pe->shape[1])
         return bad("q_pe", fmt::format("dtype, tokens and heads of q_nope, {}", described(*nope)), described(*pe));
-      if (nope->shape[2] > 65536 || pe->shape[2] > 65536 || (latent_ != 0 && nope->shape[2] != latent_) ||
-          (rope_ != 0 && pe->shape[2] != rope_))
+      if ((latent_ != 0 && nope->shape[2] != latent_) || (rope_ != 0 && pe->shape[2] != rope_))
         return bad("q_nope and q_pe", "the widths of metadata latent and rope",
                    fmt::format("{} and {}", nope->shape[2], pe->shape[2]));
       problem.latent = static_cast<std::int32_t>(nope->shape[2]);

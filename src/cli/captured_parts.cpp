@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "cli/options.hpp"
+#include "cli/text.hpp"
 
 namespace latte::cli {
 
@@ -54,15 +55,17 @@ Status read_mask_and_scale(const Safetensors& file, Mask& mask, float& scale) {
   char* end = nullptr;
   scale = std::strtof(text->c_str(), &end);
   if (end == text->c_str() || *end != '\0' || !std::isfinite(scale))
-    return bad("metadata scale", "a finite number", *text);
+    return bad("metadata scale", "a finite number", shown(*text));
   return {};
 }
 
 Status rows_view(const char* name, const FileTensor& tensor, ConstTensorView& view) {
   if (!is_float(tensor.dtype) && tensor.dtype != FileDtype::f8_e4m3)
     return bad(name, "BF16, F16, F32 or F8_E4M3", described(tensor));
-  if (tensor.shape.size() != 3 || tensor.shape[1] < 1 || tensor.shape[1] > kMaxInt || tensor.shape[2] < 1)
+  if (tensor.shape.size() != 3 || tensor.shape[1] < 1 || tensor.shape[1] > kMaxInt)
     return bad(name, "a shape [T, H, width] with at least one head", described(tensor));
+  if (tensor.shape[2] < 1 || tensor.shape[2] > kMaxWidth)
+    return bad(name, fmt::format("a width from 1 to {}", kMaxWidth), described(tensor));
   view = dense(static_cast<const void*>(tensor.bytes.data()), library_dtype(tensor.dtype),
                {tensor.shape[0], tensor.shape[1], tensor.shape[2]});
   return {};
@@ -93,9 +96,11 @@ Status read_integers(const Safetensors& file, const char* name, std::size_t rank
 Status check_starts(const char* name, const std::vector<std::int32_t>& starts, std::int64_t rows, const char* of) {
   std::int32_t before = 0;
   for (std::size_t b = 0; b < starts.size(); ++b) {
-    if (starts[b] < before || starts[b] > rows || (b == 0 && starts[b] != 0))
+    const std::int64_t least = b == 0 ? 0 : before, most = b == 0 ? 0 : rows;
+    if (starts[b] < least || starts[b] > most)
       return bad(fmt::format("{}[{}]", name, b),
-                 fmt::format("prefix sums from 0 to at most the {} rows of {}", rows, of),
+                 b == 0 ? "0, where prefix sums begin"
+                        : fmt::format("a number from {}, the one before it, to the {} rows of {}", before, rows, of),
                  fmt::format("{}", starts[b]));
     before = starts[b];
   }

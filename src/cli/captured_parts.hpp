@@ -14,6 +14,7 @@
 namespace latte::cli {
 
 inline constexpr std::int64_t kMaxInt = std::numeric_limits<std::int32_t>::max();
+inline constexpr std::int64_t kMaxWidth = 65536;  // of rows: more than any kernel takes
 
 Dtype library_dtype(FileDtype dtype);  // of floats and bytes
 FileDtype file_dtype(Dtype dtype);

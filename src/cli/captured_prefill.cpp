@@ -9,6 +9,7 @@
 
 #include "cli/captured_parts.hpp"
 #include "cli/options.hpp"
+#include "cli/text.hpp"
 
 namespace latte::cli {
 namespace {
@@ -27,7 +28,7 @@ class PrefillReader {
  private:
   Status read_metadata() {
     if (const std::string* op = file_.find_metadata("op"); op == nullptr || *op != "prefill")
-      return bad("metadata op", "prefill", op == nullptr ? "none" : *op);
+      return bad("metadata op", "prefill", op == nullptr ? "none" : shown(*op));
     if (const std::string* math = file_.find_metadata("math")) {
       const Result<PrefillMath> parsed = parse_math(*math);
       if (!parsed) return parsed.status();

@@ -7,6 +7,8 @@
 
 #include <fmt/format.h>
 
+#include "cli/text.hpp"
+
 namespace latte::cli {
 namespace {
 
@@ -35,7 +37,7 @@ constexpr std::pair<const char*, Op> kOptionsOfOneOp[] = {
 };
 
 Status invalid(std::string_view field, std::string expected, std::string_view got) {
-  return {Code::invalid_argument, std::string(field), std::move(expected), fmt::format("'{}'", got)};
+  return {Code::invalid_argument, std::string(field), std::move(expected), shown(got)};
 }
 
 // The whole text as a number from `low` to `high`.
@@ -157,6 +159,19 @@ CLI::Validator file_name() {
           ""};
 }
 
+CLI::Validator decimal(bool with_sign) {
+  return {[with_sign](std::string& text) {
+            const std::string_view digits =
+                std::string_view(text).substr(with_sign && text.substr(0, 1) == "-" ? 1 : 0);
+            std::uint64_t value = 0;
+            const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+            const bool whole = error == std::errc() && end == digits.data() + digits.size();
+            const bool plain = whole && (digits == "0" || digits.front() != '0');
+            return plain ? std::string() : "expected a decimal integer, got " + shown(text);
+          },
+          ""};
+}
+
 Result<Policy> parse_policy(std::string_view text) {
   const std::size_t colon = text.find(':');
   const std::string_view name = text.substr(0, colon);
@@ -188,8 +203,8 @@ Result<std::int64_t> parse_bytes(std::string_view text) {
     if (shift > 0) digits.remove_suffix(1);
   }
   std::int64_t value = 0;
-  if (!parse_integer(digits, 0, std::numeric_limits<std::int64_t>::max() >> 30, value))
-    return invalid("--working-set", "bytes, with K, M or G behind them", text);
+  if (!parse_integer(digits, 0, std::numeric_limits<std::int64_t>::max() >> shift, value))
+    return invalid("--working-set", "a number of bytes below 2^63, or of K, M or G", text);
   return value << shift;
 }
 

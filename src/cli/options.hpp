@@ -72,6 +72,10 @@ struct BackendChoice {
 // Of options that name a file to write: an empty one is a mistake, not a wish for none.
 CLI::Validator file_name();
 
+// Of options that are integers, below zero too if they are `with_sign`: decimal ones. CLI11 alone takes "010" for 8, ""
+// for 0, and the largest number for larger ones.
+CLI::Validator decimal(bool with_sign);
+
 // "balanced", "uniform:4", "batch_invariant", "batch_invariant:2048"
 Result<Policy> parse_policy(std::string_view text);
 std::string policy_text(const Policy& policy);

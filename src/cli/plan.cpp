@@ -1,4 +1,5 @@
 // latte plan: the plan of a batch as text, JSON or a picture, for any number of workers.
+#include <cerrno>
 #include <cstdio>
 #include <optional>
 
@@ -10,6 +11,7 @@
 #include "cli/options.hpp"
 #include "cli/svg.hpp"
 #include "cli/table.hpp"
+#include "cli/text.hpp"
 #include "latte/latte.hpp"
 
 namespace latte::cli {
@@ -231,10 +233,11 @@ void print_json(const Planned& planned) {
 }
 
 Status write_file(const std::string& path, const std::string& text) {
+  errno = 0;
   std::FILE* file = std::fopen(path.c_str(), "wb");
   bool ok = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
   if (file != nullptr) ok = std::fclose(file) == 0 && ok;
-  if (!ok) return {Code::invalid_argument, "--svg", "a file that can be written", path};
+  if (!ok) return io_error(path, "a file that can be written");
   return {};
 }
 

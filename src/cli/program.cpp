@@ -6,6 +6,8 @@
 
 #include "cli/commands.hpp"
 #include "cli/commit.hpp"
+#include "cli/options.hpp"
+#include "cli/text.hpp"
 #include "latte/latte.hpp"
 
 namespace latte::cli {
@@ -38,6 +40,10 @@ int parse_and_run(int argc, const char* const* argv) {
   add_plan(app, action);
   add_run(app, action);
   add_capture(app, action);
+  for (CLI::App* command : app.get_subcommands({}))
+    for (CLI::Option* option : command->get_options())
+      if (const std::string type = option->get_type_name(); type == "INT" || type == "UINT")
+        option->check(decimal(type == "INT"));
   // CLI11 would only say that a subcommand is missing.
   const auto is_first_word = [&](const CLI::App* command) { return command->get_name() == argv[1]; };
   if (argc > 1 && argv[1][0] != '-' && app.get_subcommands(is_first_word).empty())
@@ -56,7 +62,7 @@ int parse_and_run(int argc, const char* const* argv) {
 
 int fail(const std::string& message) {
   std::fflush(stdout);
-  fmt::print(stderr, "latte: {}\n", message);
+  say(fmt::format("latte: {}\n", message));
   return kExitBadInput;
 }
 

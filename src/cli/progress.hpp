@@ -1,11 +1,12 @@
 // Progress on stderr: a line that is rewritten on a terminal, a handful of plain lines elsewhere.
 #pragma once
 
-#include <cstdio>
 #include <string>
 #include <unistd.h>
 
 #include <fmt/format.h>
+
+#include "cli/text.hpp"
 
 namespace latte::cli {
 
@@ -19,15 +20,14 @@ class Progress {
   // Item `done` of `total` begins.
   void step(std::size_t done, const std::string& item) {
     if (terminal_) {
-      fmt::print(stderr, "\r\x1b[K{} {}/{} {}", what_, done + 1, total_, item.substr(0, kItemChars));
-      std::fflush(stderr);
+      say(fmt::format("\r\x1b[K{} {}/{} {}", what_, done + 1, total_, item.substr(0, kItemChars)));
     } else if (total_ <= kQuarters || done * kQuarters / total_ != last_quarter_) {
       last_quarter_ = done * kQuarters / total_;
-      fmt::print(stderr, "{} {}/{}\n", what_, done + 1, total_);
+      say(fmt::format("{} {}/{}\n", what_, done + 1, total_));
     }
   }
   void clear() {
-    if (terminal_) fmt::print(stderr, "\r\x1b[K");
+    if (terminal_) say("\r\x1b[K");
   }
 
  private:

@@ -14,6 +14,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "cli/text.hpp"
+
 namespace latte::cli {
 namespace {
 
@@ -39,13 +41,6 @@ const DtypeRow& row_of(FileDtype dtype) {
 
 Status bad(std::string field, std::string expected, std::string got) {
   return Status(Code::invalid_argument, std::move(field), std::move(expected), std::move(got));
-}
-
-// Names come from the file: shown shortened and without control characters.
-std::string shown(std::string_view text) {
-  std::string result = "'";
-  for (char c : text.substr(0, 60)) result += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
-  return result + (text.size() > 60 ? "...'" : "'");
 }
 
 // Json keeps the last of equal keys, which would hide a tensor; this rejects them, and nesting no header has.
@@ -172,10 +167,6 @@ Result<std::uint64_t> header_length(const unsigned char (&field)[8], std::uint64
 }
 
 Status too_short(std::uint64_t bytes) { return bad("safetensors file", "at least 8 bytes", fmt::format("{}", bytes)); }
-
-Status io_error(const std::string& path, const char* what) {
-  return bad("file " + path, what, errno != 0 ? std::strerror(errno) : "an input/output error");
-}
 
 }  // namespace
 

@@ -121,6 +121,18 @@ TEST(Captured, EveryWrongPartIsNamed) {
       {"an unknown format", [](Parts& p) { p.metadata["kv_format"] = "int4"; }, "kv_format"},
       {"a latent width of text", [](Parts& p) { p.metadata["latent"] = "wide"; }, "metadata latent"},
       {"a rope width of 0", [](Parts& p) { p.metadata["rope"] = "0"; }, "metadata rope"},
+      {"a scale of lines and colours", [](Parts& p) { p.metadata["scale"] = "1\nlatte: \x1b[31mok"; },
+       "got '1?latte: ?[31mok'"},
+      {"a mask of two lines", [](Parts& p) { p.metadata["mask"] = "tree\nlatte: ok"; }, "got 'tree?latte: ok'"},
+      {"a scale that does not end", [](Parts& p) { p.metadata["scale"] = std::string(5000, '1'); },
+       "got '111111111111111111111111111111111111111111111111111111111111...'"},
+      {"a pair whose extents multiply to more than 2^63",
+       [](Parts& p) {
+         p.tensors.erase("q");
+         p.zeros("q_nope", FileDtype::f32, {0, 2147483647, std::int64_t{1} << 62});
+         p.zeros("q_pe", FileDtype::f32, {0, 2147483647, std::int64_t{1} << 62});
+       },
+       "q_nope: expected a width"},
       {"a huge width", [](Parts& p) { p.metadata["latent"] = "99999999999999999999"; }, "metadata latent"},
       {"no query", [](Parts& p) { p.tensors.erase("q"); }, "q: expected either"},
       {"both query forms",

@@ -28,7 +28,10 @@ TEST(Options, BytesTakeSuffixes) {
   EXPECT_EQ(parse_bytes("3K").value(), 3 << 10);
   EXPECT_EQ(parse_bytes("256M").value(), 256 << 20);
   EXPECT_EQ(parse_bytes("1G").value(), 1 << 30);
-  for (const char* text : {"", "M", "-1", "1T", "1GG", "1.5G", "99999999999999999999"})
+  EXPECT_EQ(parse_bytes("9223372036854775807").value(), std::numeric_limits<std::int64_t>::max());
+  EXPECT_EQ(parse_bytes("8589934591G").value(), std::int64_t{8589934591} << 30);
+  for (const char* text :
+       {"8589934592G", "9223372036854775808", "", "M", "-1", "1T", "1GG", "1.5G", "99999999999999999999"})
     EXPECT_FALSE(parse_bytes(text).ok()) << text;
 }
 

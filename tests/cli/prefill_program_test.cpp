@@ -37,10 +37,10 @@ TEST(PrefillProgram, ABenchRowHasTheKeysOfDecodeAndItsArithmetic) {
   ASSERT_EQ(run.exit_code, 0) << run.err;
   const std::vector<Json> rows = json_lines(run.out);
   ASSERT_EQ(rows.size(), 2u);
-  const std::set<std::string> keys = {"samples",  "op",      "backend", "kernel",  "spec",      "heads",
-                                      "page",     "kv",      "policy",  "time_us", "spread_us", "plan_us",
-                                      "bytes",    "flops",   "gbps",    "tflops",  "floor_us",  "over_floor",
-                                      "ceilings", "machine", "commit",  "math"};
+  const std::set<std::string> keys = {"samples", "op",     "backend",  "kernel",     "spec",       "heads",   "page",
+                                      "kv",      "policy", "time_us",  "spread_us",  "plan_us",    "bytes",   "flops",
+                                      "gbps",    "tflops", "floor_us", "over_floor", "ceilings",   "machine", "commit",
+                                      "math",    "mask",   "qk_width", "v_width",    "working_set"};
   const double pairs[] = {2 * 32 * 33 / 2, 38 + 39 + 40}, queries[] = {64, 3}, tokens[] = {64, 40};
   for (std::size_t i = 0; i < rows.size(); ++i) {
     std::set<std::string> found;
@@ -49,6 +49,9 @@ TEST(PrefillProgram, ABenchRowHasTheKeysOfDecodeAndItsArithmetic) {
     EXPECT_EQ(rows[i]["op"], "prefill");
     EXPECT_EQ(rows[i]["kv"], "fp8_e4m3");
     EXPECT_EQ(rows[i]["math"], "half");
+    EXPECT_EQ(rows[i]["mask"], "causal");
+    EXPECT_EQ(rows[i]["qk_width"], 192);
+    EXPECT_EQ(rows[i]["v_width"], 128);
     EXPECT_EQ(rows[i]["policy"], "uniform:1");
     EXPECT_EQ(rows[i]["samples"], 3);
     EXPECT_DOUBLE_EQ(rows[i]["flops"].get<double>(), 2 * 2 * 320 * pairs[i]);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -73,12 +74,17 @@ TEST(Program, BadUsageAndBadInputExitWithTwoAndSayWhy) {
       {{"bench", "--spec", "q1s1k", "--threads", "1", "--workers", "2"}, "limits.workers"},
       {{"bench", "--op", "prefill", "--spec", "q8", "--threads", "1", "--workers", "2"}, "limits.workers"},
       {{"bench", "--spec", "65536q1s1048576k"}, "GiB"},
+      {{"bench", "--spec", "2q1s64", "65536q1s1048576k", "--repeats", "1", "--json"}, "GiB"},
+      {{"bench", "--spec", "q1s1k", "--heads", "010"}, "--heads: expected a decimal integer"},
+      {{"plan", "--spec", "q1s4k", "--workers", ""}, "--workers: expected a decimal integer"},
+      {{"capture", "--spec", "q1s8", "--out", "x", "--seed", "-1"}, "--seed: expected a decimal integer"},
+      {{"capture", "--spec", "q1s8", "--out", "x", "--seed", "18446744073709551616"}, "--seed: expected a decimal"},
       {{"bench", "--spec", "8q1s1", "--page", "1073741824"}, "GiB"},
       {{"capture", "--spec", "8q1s1", "--page", "1073741824", "--out", "x"}, "GiB"},
       {{"plan"}, "--spec"},
       {{"plan", "--spec", "q1s4k", "--workers", "-1"}, "--workers"},
       {{"plan", "--spec", "q1s4k", "--op", "training"}, "--op"},
-      {{"plan", "--spec", "q1s4k", "--svg", "/nonexistent/plan.svg"}, "--svg"},
+      {{"plan", "--spec", "q1s4k", "--svg", "/nonexistent/plan.svg"}, "/nonexistent/plan.svg: expected a file"},
       {{"plan", "--spec", "q1s4k", "--rows", "3", "--json"}, "--rows"},
       {{"plan", "--spec", "q1s4k", "--backend", "cuda", "--kernel", "avx2"}, "kernel"},
       {{"plan", "--spec", "q1s4k", "--backend", "cuda", "--threads", "2"}, "threads"},
@@ -223,6 +229,21 @@ TEST(Program, AChunkIsShownAsItIsPlanned) {
   EXPECT_EQ(Json::parse(bench.out)["policy"], plan["policy"]);
 }
 
+TEST(Program, WorksWhereStandardErrorCannotBeWritten) {
+  const auto out = scratch() / "unheard";
+  for (const char* err : {"2>/dev/full", "2>&-"}) {
+    const auto exit_code = [&](const std::string& arguments) {
+      const int status =
+          std::system(fmt::format("'{}' {} >'{}' {}", LATTE_PROGRAM_PATH, arguments, out.string(), err).c_str());
+      return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    };
+    EXPECT_EQ(exit_code("bench --spec q1s64 --threads 1 --repeats 1 --json"), 0) << err;
+    EXPECT_EQ(json_lines(read_file(out)).size(), 1u) << err;
+    EXPECT_EQ(exit_code("plan --spec x"), 2) << err;
+    EXPECT_EQ(exit_code("check --kernel abacus"), 2) << err;
+  }
+}
+
 TEST(Program, ABenchRowInJsonHasItsKeysAndAddsUp) {
   const ProgramRun run =
       run_latte({"bench", "--spec", "2q1s64", "--spec", "q3s100_q1s10", "4q1s1k", "--heads", "8", "--page", "16",
@@ -230,9 +251,10 @@ TEST(Program, ABenchRowInJsonHasItsKeysAndAddsUp) {
   ASSERT_EQ(run.exit_code, 0) << run.err;
   const std::vector<Json> rows = json_lines(run.out);
   ASSERT_EQ(rows.size(), 3u);
-  const std::set<std::string> keys = {"samples", "op",     "backend",  "kernel",     "spec",     "heads",   "page",
-                                      "kv",      "policy", "time_us",  "spread_us",  "plan_us",  "bytes",   "flops",
-                                      "gbps",    "tflops", "floor_us", "over_floor", "ceilings", "machine", "commit"};
+  const std::set<std::string> keys = {"samples", "op",     "backend",  "kernel",     "spec",       "heads",   "page",
+                                      "kv",      "policy", "time_us",  "spread_us",  "plan_us",    "bytes",   "flops",
+                                      "gbps",    "tflops", "floor_us", "over_floor", "ceilings",   "machine", "commit",
+                                      "q",       "latent", "rope",     "mask",       "working_set"};
   const char* specs[] = {"2q1s64", "q3s100_q1s10", "4q1s1k"};
   const double kv_tokens[] = {128, 110, 4096}, queries[] = {2, 4, 4}, pairs[] = {128, 98 + 99 + 100 + 10, 4096};
   for (std::size_t i = 0; i < rows.size(); ++i) {
