@@ -4,8 +4,10 @@ include(CMakePackageConfigHelpers)
 set(latte_package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/latte")
 
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/latte" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
-install(TARGETS latte latte_shared EXPORT latte-targets)
-install(EXPORT latte-targets NAMESPACE latte:: DESTINATION "${latte_package_dir}")
+install(TARGETS latte_shared EXPORT latte-shared-targets)
+install(TARGETS latte EXPORT latte-static-targets)
+install(EXPORT latte-shared-targets NAMESPACE latte:: DESTINATION "${latte_package_dir}")
+install(EXPORT latte-static-targets NAMESPACE latte:: DESTINATION "${latte_package_dir}")
 
 configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/latte-config.cmake.in"
                               "${PROJECT_BINARY_DIR}/package/latte-config.cmake" INSTALL_DESTINATION
@@ -22,8 +24,15 @@ set(latte_pc_cuda "")
 if(LATTE_HAS_CUDA)
   set(latte_pc_cuda "-L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt ")
 endif()
+# Two packages: both libraries lie in one directory, where -llatte is always the shared one.
+set(latte_pc_name latte)
+set(latte_pc_libs "-L\${libdir} -llatte")
 configure_file("${PROJECT_SOURCE_DIR}/cmake/latte.pc.in" "${PROJECT_BINARY_DIR}/package/latte.pc" @ONLY)
-install(FILES "${PROJECT_BINARY_DIR}/package/latte.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
+set(latte_pc_name latte-static)
+set(latte_pc_libs "\${libdir}/liblatte.a ${latte_pc_cuda}-pthread -lstdc++ -lm")
+configure_file("${PROJECT_SOURCE_DIR}/cmake/latte.pc.in" "${PROJECT_BINARY_DIR}/package/latte-static.pc" @ONLY)
+install(FILES "${PROJECT_BINARY_DIR}/package/latte.pc" "${PROJECT_BINARY_DIR}/package/latte-static.pc"
+        DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
 
 if(LATTE_BUILD_PROGRAM)
   install(TARGETS latte_program)

@@ -25,6 +25,15 @@ case $step in
     cmake --build "$3"
     "$3/consumer"
     "$3/consumer_shared"
+    "$3/consumer_c"
+    ;;
+  find_package_without_cuda) # SOURCE PREFIX WORK CXX
+    # Where there is no toolkit the shared library is enough.
+    rm -rf "$3"
+    cmake -S "$1/examples/consumer" -B "$3" -G Ninja -DCMAKE_PREFIX_PATH="$2" -DCMAKE_CXX_COMPILER="$4" \
+      -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON
+    cmake --build "$3" --target consumer_shared
+    "$3/consumer_shared"
     ;;
   pkg_config_shared) # SOURCE PREFIX WORK CC
     rm -rf "$3" && mkdir -p "$3"
@@ -37,11 +46,10 @@ case $step in
     # Moved first: the installed files must not remember the prefix they were installed to.
     rm -rf "$3" && mkdir -p "$3"
     cp -R "$2" "$3/moved"
-    find "$3/moved" -name 'liblatte.so*' -exec rm {} +
     use_pkg_config "$3/moved"
     # shellcheck disable=SC2046
-    "$4" -std=c11 -Wall -Wextra -Werror "$1/examples/c_api.c" -o "$3/c_api" $(pkg-config --static --cflags --libs latte)
-    "$3/c_api"
+    "$4" -std=c11 -Wall -Wextra -Werror "$1/examples/c_api.c" -o "$3/c_api" $(pkg-config --cflags --libs latte-static)
+    env -u LD_LIBRARY_PATH "$3/c_api"
     ;;
   program) # PREFIX VERSION
     "$1/bin/latte" --version | grep -F "$2"
