@@ -6,6 +6,7 @@
 #include "backend/impl.hpp"
 #include "backend/validate/validate.hpp"
 #include "core/checked.hpp"
+#include "core/within_memory.hpp"
 
 namespace latte {
 namespace backend {
@@ -18,6 +19,9 @@ Status check_choice_arguments(const Problem& problem, const Limits& limits, cons
   LATTE_RETURN_IF_ERROR(validate_limits(limits, workers));
   return validate_policy(policy);
 }
+
+// As many as a plan can number.
+constexpr std::int32_t kMaxTargetWorkers = 1 << 16;
 
 // The limits may still ask for more than a plan can number. Chunks are of whole blocks: the planner rounds them up, and
 // whoever looks should see what is planned.
@@ -43,7 +47,8 @@ Support support_of(const Backend& backend, const Problem& problem) {
 template <class Choice, class Problem>
 Result<Choice> choose_anywhere(const PlanTarget& target, const Problem& problem, const Limits& limits,
                                const Policy& policy) {
-  if (target.workers < 1) return invalid("workers", ">= 1", text(target.workers));
+  if (target.workers < 1 || target.workers > kMaxTargetWorkers)
+    return invalid("workers", "1 to " + text(kMaxTargetWorkers), text(target.workers));
   LATTE_RETURN_IF_ERROR(check_choice_arguments(problem, limits, policy, target.workers));
   if (target.backend == "cuda") return completed(choose_for_cuda(problem, limits, policy, target.workers));
   if (target.backend == "cpu") return completed(choose_for_cpu(problem, limits, policy, target.workers));
@@ -54,25 +59,27 @@ Result<Choice> choose_anywhere(const PlanTarget& target, const Problem& problem,
 }  // namespace backend
 
 Result<Backend> Backend::open(const BackendOptions& options) {
-  if (options.name == "auto") {
-    BackendOptions device = options, host = options;
-    device.name = "cuda";
-    device.threads = 0;
-    host.name = "cpu";
-    host.device = 0;
-    auto opened = open(device);
-    // No GPU is a reason to go on without one; a wrong number for one is an error.
-    if (opened.ok() || opened.status().code() == Code::invalid_argument) return opened;
-    auto instead = open(host);
-    if (instead.ok()) instead->impl_->note = "cuda cannot be opened: " + opened.status().message();
-    return instead;
-  }
-  const bool cuda = options.name == "cuda";
-  if (!cuda && options.name != "cpu")
-    return backend::unsupported("name", "cpu, cuda or auto", "\"" + std::string(options.name) + "\"");
-  auto impl = cuda ? backend::open_cuda(options) : backend::open_cpu(options);
-  if (!impl.ok()) return impl.status();
-  return Backend(std::move(*impl));
+  return within_memory([&]() -> Result<Backend> {
+    if (options.name == "auto") {
+      BackendOptions device = options, host = options;
+      device.name = "cuda";
+      device.threads = 0;
+      host.name = "cpu";
+      host.device = 0;
+      auto opened = open(device);
+      // No GPU is a reason to go on without one; a wrong number for one is an error.
+      if (opened.ok() || opened.status().code() == Code::invalid_argument) return opened;
+      auto instead = open(host);
+      if (instead.ok()) instead->impl_->note = "cuda cannot be opened: " + opened.status().message();
+      return instead;
+    }
+    const bool cuda = options.name == "cuda";
+    if (!cuda && options.name != "cpu")
+      return backend::unsupported("name", "cpu, cuda or auto", "\"" + std::string(options.name) + "\"");
+    auto impl = cuda ? backend::open_cuda(options) : backend::open_cpu(options);
+    if (!impl.ok()) return impl.status();
+    return Backend(std::move(*impl));
+  });
 }
 
 MachineInfo Backend::info() const {
@@ -90,13 +97,17 @@ Support Backend::supports(const DecodeProblem& problem) const { return backend::
 Support Backend::supports(const PrefillProblem& problem) const { return backend::support_of(*this, problem); }
 
 Result<KernelChoice> Backend::choose(const DecodeProblem& problem, const Limits& limits, const Policy& policy) const {
-  LATTE_RETURN_IF_ERROR(backend::check_choice_arguments(problem, limits, policy, workers()));
-  return backend::completed(impl_->choose(problem, limits, policy));
+  return within_memory([&]() -> Result<KernelChoice> {
+    LATTE_RETURN_IF_ERROR(backend::check_choice_arguments(problem, limits, policy, workers()));
+    return backend::completed(impl_->choose(problem, limits, policy));
+  });
 }
 
 Result<PrefillChoice> Backend::choose(const PrefillProblem& problem, const Limits& limits, const Policy& policy) const {
-  LATTE_RETURN_IF_ERROR(backend::check_choice_arguments(problem, limits, policy, workers()));
-  return backend::completed(impl_->choose(problem, limits, policy));
+  return within_memory([&]() -> Result<PrefillChoice> {
+    LATTE_RETURN_IF_ERROR(backend::check_choice_arguments(problem, limits, policy, workers()));
+    return backend::completed(impl_->choose(problem, limits, policy));
+  });
 }
 
 Result<Ceilings> Backend::measure_ceilings(std::string_view kernel) const { return impl_->measure_ceilings(kernel); }
@@ -108,12 +119,12 @@ Status Backend::synchronize(Stream stream) const {
 
 Result<KernelChoice> choose_for(const PlanTarget& target, const DecodeProblem& problem, const Limits& limits,
                                 const Policy& policy) {
-  return backend::choose_anywhere<KernelChoice>(target, problem, limits, policy);
+  return within_memory([&] { return backend::choose_anywhere<KernelChoice>(target, problem, limits, policy); });
 }
 
 Result<PrefillChoice> choose_for(const PlanTarget& target, const PrefillProblem& problem, const Limits& limits,
                                  const Policy& policy) {
-  return backend::choose_anywhere<PrefillChoice>(target, problem, limits, policy);
+  return within_memory([&] { return backend::choose_anywhere<PrefillChoice>(target, problem, limits, policy); });
 }
 
 }  // namespace latte

@@ -4,6 +4,7 @@
 #include "backend/builder.hpp"
 #include "backend/errors.hpp"
 #include "backend/slots.hpp"
+#include "core/within_memory.hpp"
 
 namespace latte {
 namespace {
@@ -40,17 +41,21 @@ const char* DecodeMetadata::kernel() const { return slot_or_empty(slot_).builder
 
 Result<BuilderNeeds> MetadataBuilder::needs(const Backend& backend, const DecodeProblem& problem, const Limits& limits,
                                             const BuilderOptions& options) {
-  const auto builder = backend::Builder::describe(backend, problem, limits, options);
-  if (!builder.ok()) return builder.status();
-  return (*builder)->needs();
+  return within_memory([&]() -> Result<BuilderNeeds> {
+    const auto builder = backend::Builder::describe(backend, problem, limits, options);
+    if (!builder.ok()) return builder.status();
+    return (*builder)->needs();
+  });
 }
 
 Result<MetadataBuilder> MetadataBuilder::create(const Backend& backend, const DecodeProblem& problem,
                                                 const Limits& limits, const BuilderOptions& options) {
-  auto builder = backend::Builder::describe(backend, problem, limits, options);
-  if (!builder.ok()) return builder.status();
-  LATTE_RETURN_IF_ERROR((*builder)->make_slots(options));
-  return MetadataBuilder(std::move(*builder));
+  return within_memory([&]() -> Result<MetadataBuilder> {
+    auto builder = backend::Builder::describe(backend, problem, limits, options);
+    if (!builder.ok()) return builder.status();
+    LATTE_RETURN_IF_ERROR((*builder)->make_slots(options));
+    return MetadataBuilder(std::move(*builder));
+  });
 }
 
 MetadataBuilder::MetadataBuilder(std::unique_ptr<backend::Builder> impl) : impl_(std::move(impl)) {}
@@ -59,8 +64,10 @@ MetadataBuilder& MetadataBuilder::operator=(MetadataBuilder&&) noexcept = defaul
 MetadataBuilder::~MetadataBuilder() = default;
 
 Result<DecodeMetadata> MetadataBuilder::build(std::int32_t slot, const StepLengths& lengths, Stream stream) {
-  if (impl_ == nullptr) return backend::moved_from();
-  return impl_->build(slot, lengths, stream);
+  return within_memory([&]() -> Result<DecodeMetadata> {
+    if (impl_ == nullptr) return backend::moved_from();
+    return impl_->build(slot, lengths, stream);
+  });
 }
 
 Result<DecodeMetadata> MetadataBuilder::build_on_device(std::int32_t slot, const DeviceLengths& lengths,
@@ -70,12 +77,14 @@ Result<DecodeMetadata> MetadataBuilder::build_on_device(std::int32_t slot, const
 }
 
 Result<OwnedPlan> MetadataBuilder::copy_plan(const DecodeMetadata& metadata, Stream stream) const {
-  LATTE_RETURN_IF_ERROR(backend::check_current(metadata));
-  const backend::Slot& slot = *metadata.slot_;
-  LATTE_RETURN_IF_ERROR(backend::validate_stream(slot.builder->backend->impl().place(), stream));
-  auto words = slot.memory->copy_words(stream);
-  if (!words.ok()) return words.status();
-  return OwnedPlan::take(std::move(*words));
+  return within_memory([&]() -> Result<OwnedPlan> {
+    LATTE_RETURN_IF_ERROR(backend::check_current(metadata));
+    const backend::Slot& slot = *metadata.slot_;
+    LATTE_RETURN_IF_ERROR(backend::validate_stream(slot.builder->backend->impl().place(), stream));
+    auto words = slot.memory->copy_words(stream);
+    if (!words.ok()) return words.status();
+    return OwnedPlan::take(std::move(*words));
+  });
 }
 
 Status MetadataBuilder::init_workspace(std::span<std::byte> workspace, Stream stream) const {

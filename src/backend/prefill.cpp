@@ -12,6 +12,7 @@
 
 #include "backend/errors.hpp"
 #include "backend/prefill_builder.hpp"
+#include "core/within_memory.hpp"
 
 namespace latte {
 namespace backend {
@@ -110,15 +111,17 @@ class ChunkedRun {
 }  // namespace backend
 
 Status prefill(const PrefillMetadata& metadata, const PrefillArgs& args) {
-  LATTE_RETURN_IF_ERROR(backend::check_current(metadata));
-  const backend::PrefillSlot& slot = *metadata.slot_;
-  LATTE_RETURN_IF_ERROR(slot.builder->take_finding());
-  const backend::PlannedPrefill step = slot.builder->planned_step(slot);
-  LATTE_RETURN_IF_ERROR(backend::validate_prefill_args(step, args));
-  if (step.query_tokens() == 0) return {};
-  std::byte* const workspace = args.workspace.empty() ? slot.workspace.data() : args.workspace.data();
-  if (slot.chunks > 0) return backend::ChunkedRun(slot, args, workspace).run();
-  return slot.direct->run(args, workspace + slot.builder->workspaces.direct);
+  return within_memory([&]() -> Status {
+    LATTE_RETURN_IF_ERROR(backend::check_current(metadata));
+    const backend::PrefillSlot& slot = *metadata.slot_;
+    LATTE_RETURN_IF_ERROR(slot.builder->take_finding());
+    const backend::PlannedPrefill step = slot.builder->planned_step(slot);
+    LATTE_RETURN_IF_ERROR(backend::validate_prefill_args(step, args));
+    if (step.query_tokens() == 0) return {};
+    std::byte* const workspace = args.workspace.empty() ? slot.workspace.data() : args.workspace.data();
+    if (slot.chunks > 0) return backend::ChunkedRun(slot, args, workspace).run();
+    return slot.direct->run(args, workspace + slot.builder->workspaces.direct);
+  });
 }
 
 }  // namespace latte

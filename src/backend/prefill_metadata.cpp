@@ -4,6 +4,7 @@
 #include "backend/errors.hpp"
 #include "backend/prefill_builder.hpp"
 #include "backend/slots.hpp"
+#include "core/within_memory.hpp"
 
 namespace latte {
 namespace {
@@ -35,17 +36,21 @@ PrefillMath PrefillMetadata::math() const { return (slot_ ? *slot_->builder : em
 
 Result<BuilderNeeds> PrefillBuilder::needs(const Backend& backend, const PrefillProblem& problem, const Limits& limits,
                                            const BuilderOptions& options) {
-  const auto builder = backend::PrefillBuilderImpl::describe(backend, problem, limits, options);
-  if (!builder.ok()) return builder.status();
-  return (*builder)->needs();
+  return within_memory([&]() -> Result<BuilderNeeds> {
+    const auto builder = backend::PrefillBuilderImpl::describe(backend, problem, limits, options);
+    if (!builder.ok()) return builder.status();
+    return (*builder)->needs();
+  });
 }
 
 Result<PrefillBuilder> PrefillBuilder::create(const Backend& backend, const PrefillProblem& problem,
                                               const Limits& limits, const BuilderOptions& options) {
-  auto builder = backend::PrefillBuilderImpl::describe(backend, problem, limits, options);
-  if (!builder.ok()) return builder.status();
-  LATTE_RETURN_IF_ERROR((*builder)->make_slots(options));
-  return PrefillBuilder(std::move(*builder));
+  return within_memory([&]() -> Result<PrefillBuilder> {
+    auto builder = backend::PrefillBuilderImpl::describe(backend, problem, limits, options);
+    if (!builder.ok()) return builder.status();
+    LATTE_RETURN_IF_ERROR((*builder)->make_slots(options));
+    return PrefillBuilder(std::move(*builder));
+  });
 }
 
 PrefillBuilder::PrefillBuilder(std::unique_ptr<backend::PrefillBuilderImpl> impl) : impl_(std::move(impl)) {}
@@ -54,8 +59,10 @@ PrefillBuilder& PrefillBuilder::operator=(PrefillBuilder&&) noexcept = default;
 PrefillBuilder::~PrefillBuilder() = default;
 
 Result<PrefillMetadata> PrefillBuilder::build(std::int32_t slot, const PrefillLengths& lengths, Stream stream) {
-  if (impl_ == nullptr) return backend::moved_from();
-  return impl_->build(slot, lengths, stream);
+  return within_memory([&]() -> Result<PrefillMetadata> {
+    if (impl_ == nullptr) return backend::moved_from();
+    return impl_->build(slot, lengths, stream);
+  });
 }
 
 Status PrefillBuilder::init_workspace(std::span<std::byte> workspace, Stream stream) const {

@@ -11,6 +11,7 @@
 
 #include "backend/errors.hpp"
 #include "backend/impl.hpp"
+#include "core/within_memory.hpp"
 #include "latte/device.hpp"
 
 namespace latte {
@@ -20,8 +21,8 @@ constexpr std::size_t kBaseAlignment = 256;
 // As wide as the largest alignment, so that what lies between two guards stays aligned.
 constexpr std::size_t kGuardBytes = kBaseAlignment;
 constexpr std::byte kGuardByte{0xC7};
-// Sums of a few of these stay far from overflow.
-constexpr std::size_t kMaxNeedBytes = std::size_t{1} << 56;
+// The sum of as many as there may be is far from 2^64.
+constexpr std::size_t kMaxNeedBytes = std::size_t{1} << 52;
 constexpr std::size_t kMaxNeeds = 1024;
 #ifdef NDEBUG
 constexpr bool kDebugBuild = false;
@@ -55,35 +56,37 @@ bool overlap(std::size_t begin_a, std::size_t bytes_a, std::size_t begin_b, std:
 // Largest first, each at the lowest place where it meets none that lives at the same time: large needs of different
 // phases come to lie on one another, small ones fill what is left.
 Result<WorkspaceLayout> lay_out_workspace(std::span<const WorkspaceNeed> needs) {
-  if (needs.size() > kMaxNeeds)
-    return backend::invalid("needs", "at most " + backend::text(kMaxNeeds), backend::text(needs.size()));
-  for (std::size_t i = 0; i < needs.size(); ++i) LATTE_RETURN_IF_ERROR(check_need(needs[i], i));
+  return within_memory([&]() -> Result<WorkspaceLayout> {
+    if (needs.size() > kMaxNeeds)
+      return backend::invalid("needs", "at most " + backend::text(kMaxNeeds), backend::text(needs.size()));
+    for (std::size_t i = 0; i < needs.size(); ++i) LATTE_RETURN_IF_ERROR(check_need(needs[i], i));
 
-  std::vector<std::size_t> order(needs.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [&](std::size_t a, std::size_t b) { return needs[a].bytes > needs[b].bytes; });
-  WorkspaceLayout layout;
-  layout.offsets.assign(needs.size(), 0);
-  for (std::size_t rank = 0; rank < order.size(); ++rank) {
-    const WorkspaceNeed& need = needs[order[rank]];
-    const std::span<const std::size_t> placed = std::span(order).first(rank);
-    const auto fits = [&](std::size_t offset) {
-      return std::none_of(placed.begin(), placed.end(), [&](std::size_t other) {
-        return share_a_phase(need, needs[other]) &&
-               overlap(offset, need.bytes, layout.offsets[other], needs[other].bytes);
-      });
-    };
-    // The lowest place is the start, or right behind one that is in the way.
-    std::size_t best = fits(0) ? 0 : std::numeric_limits<std::size_t>::max();
-    for (std::size_t other : placed) {
-      const std::size_t behind = round_up_to(layout.offsets[other] + needs[other].bytes, need.alignment);
-      if (behind < best && fits(behind)) best = behind;
+    std::vector<std::size_t> order(needs.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::stable_sort(order.begin(), order.end(),
+                     [&](std::size_t a, std::size_t b) { return needs[a].bytes > needs[b].bytes; });
+    WorkspaceLayout layout;
+    layout.offsets.assign(needs.size(), 0);
+    for (std::size_t rank = 0; rank < order.size(); ++rank) {
+      const WorkspaceNeed& need = needs[order[rank]];
+      const std::span<const std::size_t> placed = std::span(order).first(rank);
+      const auto fits = [&](std::size_t offset) {
+        return std::none_of(placed.begin(), placed.end(), [&](std::size_t other) {
+          return share_a_phase(need, needs[other]) &&
+                 overlap(offset, need.bytes, layout.offsets[other], needs[other].bytes);
+        });
+      };
+      // The lowest place is the start, or right behind one that is in the way.
+      std::size_t best = fits(0) ? 0 : std::numeric_limits<std::size_t>::max();
+      for (std::size_t other : placed) {
+        const std::size_t behind = round_up_to(layout.offsets[other] + needs[other].bytes, need.alignment);
+        if (behind < best && fits(behind)) best = behind;
+      }
+      layout.offsets[order[rank]] = best;
+      layout.bytes = std::max(layout.bytes, round_up_to(best + need.bytes, kBaseAlignment));
     }
-    layout.offsets[order[rank]] = best;
-    layout.bytes = std::max(layout.bytes, round_up_to(best + need.bytes, kBaseAlignment));
-  }
-  return layout;
+    return layout;
+  });
 }
 
 struct Workspace::State {

@@ -22,16 +22,12 @@ std::int32_t workers_for(const Workers& workers, std::int64_t items, std::int64_
   return static_cast<std::int32_t>(std::clamp<std::int64_t>(items / items_each, 1, workers.count()));
 }
 
-const Kernel* best_fp32_kernel() {
-  std::string reason;
-  for (const Kernel& kernel : fp32_kernels())
-    if (kernel.usable(features(), reason)) return &kernel;
-  return &scalar_kernel();
-}
-
+// From the list that was made when a backend was opened: workers allocate nothing.
 const Kernel& vector_kernel() {
-  static const Kernel* best = best_fp32_kernel();
-  return *best;
+  for (const Kernel& kernel : fp32_kernels())
+    for (const KernelListing& listing : kernels())
+      if (listing.kernel == &kernel && listing.usable) return kernel;
+  return scalar_kernel();
 }
 
 struct MergeContext {

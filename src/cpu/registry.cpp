@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cpu/kernel.hpp"
+#include "cpu/workers.hpp"
 
 namespace latte::cpu {
 namespace {
@@ -98,6 +99,7 @@ const Kernel* choose_kernel(const PrefillProblem& problem, std::string_view over
 
 PlanConfig plan_config(const Kernel& kernel, const DecodeProblem& problem, const Limits& limits, const Policy& policy,
                        std::int32_t workers) {
+  const DefaultFloatingPoint arithmetic;  // costs do not depend on the caller's rounding mode
   PlanConfig config;
   config.heads = problem.heads;
   const std::int64_t rows = std::max<std::int64_t>(1, std::int64_t{problem.heads} * limits.max_query_tokens);
@@ -114,6 +116,7 @@ PlanConfig plan_config(const Kernel& kernel, const DecodeProblem& problem, const
 
 PlanConfig plan_config(const Kernel& kernel, const PrefillProblem& problem, const Limits& limits, const Policy& policy,
                        std::int32_t workers) {
+  const DefaultFloatingPoint arithmetic;  // costs do not depend on the caller's rounding mode
   PlanConfig config;
   config.op = Op::prefill;
   config.heads = problem.heads;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "core/checked.hpp"
+#include "core/within_memory.hpp"
 #include "plan/layout.hpp"
 
 namespace latte {
@@ -108,58 +109,61 @@ Status check_tile(const PlanConfig& config, const StepLengths& lengths, const Pl
 }  // namespace
 
 Status check_plan(const PlanConfig& config, const StepLengths& lengths, const Plan& plan) {
-  const Result<PlanSizes> sizes = plan_sizes(config);
-  if (!sizes.ok()) return sizes.status();
-  if (Status status = plan::check_lengths(config, lengths); !status.ok()) return status;
-  std::vector<plan::Tile> tiles(static_cast<std::size_t>(sizes->tiles));
-  std::int64_t line_ticks = 0;
-  tiles.resize(static_cast<std::size_t>(plan::make_tiles(config, lengths, tiles, line_ticks)));
-  if (Status status = check_shape(config, lengths, plan, tiles.size()); !status.ok()) return status;
+  return within_memory([&]() -> Status {
+    const Result<PlanSizes> sizes = plan_sizes(config);
+    if (!sizes.ok()) return sizes.status();
+    if (Status status = plan::check_lengths(config, lengths); !status.ok()) return status;
+    std::vector<plan::Tile> tiles(static_cast<std::size_t>(sizes->tiles));
+    std::int64_t line_ticks = 0;
+    tiles.resize(static_cast<std::size_t>(plan::make_tiles(config, lengths, tiles, line_ticks)));
+    if (Status status = check_shape(config, lengths, plan, tiles.size()); !status.ok()) return status;
 
-  // Records grouped by tile.
-  std::vector<const WorkRecord*> records;
-  for (const WorkRecord& record : plan.work_info_set) {
-    if (record.tile < 0 || static_cast<std::size_t>(record.tile) >= tiles.size())
-      return corrupt("work_info_set.tile", "below " + std::to_string(tiles.size()), record.tile);
-    records.push_back(&record);
-  }
-  std::sort(records.begin(), records.end(), [](const WorkRecord* a, const WorkRecord* b) { return a->tile < b->tile; });
-  std::int64_t partial_rows = 0, split_tiles = 0;
-  auto first = records.begin();
-  for (std::size_t t = 0; t < tiles.size(); ++t) {
-    const auto last = std::find_if(first, records.end(),
-                                   [&](const WorkRecord* r) { return r->tile != static_cast<std::int32_t>(t); });
-    if (Status status = check_tile(config, lengths, plan, tiles[t], t, {first, last}, partial_rows); !status.ok())
-      return status;
-    split_tiles += last - first > 1;
-    first = last;
-  }
-  if (plan.work_meta_data[kMetaPartialRows] != partial_rows)
-    return corrupt(at("work_meta_data", kMetaPartialRows), std::to_string(partial_rows), plan.partial_rows());
-  if (plan.work_meta_data[kMetaSplitTiles] != split_tiles)
-    return corrupt(at("work_meta_data", kMetaSplitTiles), std::to_string(split_tiles),
-                   plan.work_meta_data[kMetaSplitTiles]);
-  const auto records_made = static_cast<std::int64_t>(plan.work_info_set.size());
-  const auto partials_made = static_cast<std::int64_t>(plan.reduce_partial_map.size());
-  if (records_made > sizes->records)
-    return corrupt("work_info_set", "at most " + std::to_string(sizes->records), records_made);
-  if (partials_made > sizes->partials)
-    return corrupt("reduce_partial_map", "at most " + std::to_string(sizes->partials), partials_made);
-  if (partial_rows > sizes->partial_rows)
-    return corrupt(at("work_meta_data", kMetaPartialRows), "at most " + std::to_string(sizes->partial_rows),
-                   partial_rows);
-  // Equal pieces are counted with the others at rest, so there must be no second one behind any.
-  if (const std::int32_t splits = plan.work_meta_data[kMetaSplits]; splits < 0) {
-    if (config.op != Op::decode || config.policy.kind != PolicyKind::balanced)
-      return corrupt(at("work_meta_data", kMetaSplits), "0 or more", splits);
-    for (std::size_t w = 0; w + 1 < plan.work_indptr.size(); ++w)
-      if (plan.work_indptr[w + 1] - plan.work_indptr[w] > 1)
-        return corrupt(at("work_meta_data", kMetaSplits), "0 or more where a worker has several records", splits);
-  }
-  if (plan.makespan_ticks() != makespan_ticks(config, plan))
-    return corrupt(at("work_meta_data", kMetaMakespanLow), std::to_string(makespan_ticks(config, plan)),
-                   plan.makespan_ticks());
-  return {};
+    // Records grouped by tile.
+    std::vector<const WorkRecord*> records;
+    for (const WorkRecord& record : plan.work_info_set) {
+      if (record.tile < 0 || static_cast<std::size_t>(record.tile) >= tiles.size())
+        return corrupt("work_info_set.tile", "below " + std::to_string(tiles.size()), record.tile);
+      records.push_back(&record);
+    }
+    std::sort(records.begin(), records.end(),
+              [](const WorkRecord* a, const WorkRecord* b) { return a->tile < b->tile; });
+    std::int64_t partial_rows = 0, split_tiles = 0;
+    auto first = records.begin();
+    for (std::size_t t = 0; t < tiles.size(); ++t) {
+      const auto last = std::find_if(first, records.end(),
+                                     [&](const WorkRecord* r) { return r->tile != static_cast<std::int32_t>(t); });
+      if (Status status = check_tile(config, lengths, plan, tiles[t], t, {first, last}, partial_rows); !status.ok())
+        return status;
+      split_tiles += last - first > 1;
+      first = last;
+    }
+    if (plan.work_meta_data[kMetaPartialRows] != partial_rows)
+      return corrupt(at("work_meta_data", kMetaPartialRows), std::to_string(partial_rows), plan.partial_rows());
+    if (plan.work_meta_data[kMetaSplitTiles] != split_tiles)
+      return corrupt(at("work_meta_data", kMetaSplitTiles), std::to_string(split_tiles),
+                     plan.work_meta_data[kMetaSplitTiles]);
+    const auto records_made = static_cast<std::int64_t>(plan.work_info_set.size());
+    const auto partials_made = static_cast<std::int64_t>(plan.reduce_partial_map.size());
+    if (records_made > sizes->records)
+      return corrupt("work_info_set", "at most " + std::to_string(sizes->records), records_made);
+    if (partials_made > sizes->partials)
+      return corrupt("reduce_partial_map", "at most " + std::to_string(sizes->partials), partials_made);
+    if (partial_rows > sizes->partial_rows)
+      return corrupt(at("work_meta_data", kMetaPartialRows), "at most " + std::to_string(sizes->partial_rows),
+                     partial_rows);
+    // Equal pieces are counted with the others at rest, so there must be no second one behind any.
+    if (const std::int32_t splits = plan.work_meta_data[kMetaSplits]; splits < 0) {
+      if (config.op != Op::decode || config.policy.kind != PolicyKind::balanced)
+        return corrupt(at("work_meta_data", kMetaSplits), "0 or more", splits);
+      for (std::size_t w = 0; w + 1 < plan.work_indptr.size(); ++w)
+        if (plan.work_indptr[w + 1] - plan.work_indptr[w] > 1)
+          return corrupt(at("work_meta_data", kMetaSplits), "0 or more where a worker has several records", splits);
+    }
+    if (plan.makespan_ticks() != makespan_ticks(config, plan))
+      return corrupt(at("work_meta_data", kMetaMakespanLow), std::to_string(makespan_ticks(config, plan)),
+                     plan.makespan_ticks());
+    return {};
+  });
 }
 
 }  // namespace latte

@@ -129,6 +129,21 @@ TEST(PlanCheckProperty, DetectsABorderMovedIntoAnotherPiece) {
   });
 }
 
+// Both pieces at a border that is in no block's place: everything still adds up.
+TEST(PlanCheckProperty, DetectsABorderInsideABlock) {
+  expect_detected([](Rng&, Copy& copy) {
+    if (copy.meta[kMetaKvBlock] < 2) return false;
+    for (WorkRecord& first : copy.records)
+      for (WorkRecord& second : copy.records) {
+        if (first.tile != second.tile || first.kv_end != second.kv_begin || first.kv_end == first.kv_begin) continue;
+        if (second.kv_end - second.kv_begin < 2) continue;
+        ++first.kv_end, --first.kv_after, ++second.kv_begin;
+        return true;
+      }
+    return false;
+  });
+}
+
 TEST(PlanCheckProperty, DetectsWorkersThatSkipOrLeaveTheRecords) {
   expect_detected([](Rng& rng, Copy& copy) {
     const std::int32_t way = rng.in(0, 3);

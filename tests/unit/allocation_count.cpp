@@ -13,9 +13,12 @@ std::atomic<bool> counting{false};
 std::atomic<std::int64_t> allocations{0};
 constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max();
 std::atomic<std::size_t> most{kNoLimit};
+constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
+std::atomic<std::int64_t> until_failure{kNone};
 
 void* counted(std::size_t bytes, std::size_t alignment) {
   if (counting.load(std::memory_order_relaxed)) allocations.fetch_add(1);
+  if (until_failure.load(std::memory_order_relaxed) != kNone && until_failure.fetch_sub(1) == 0) throw std::bad_alloc();
   if (bytes > most.load(std::memory_order_relaxed)) throw std::bad_alloc();
   // aligned_alloc wants a size that is a multiple of the alignment.
   void* memory = alignment <= alignof(std::max_align_t)
@@ -38,6 +41,12 @@ std::int64_t AllocationCount::stop() {
   counting = false;
   return allocations;
 }
+
+AllocationFailure::AllocationFailure(std::int64_t n) { until_failure = n; }
+
+AllocationFailure::~AllocationFailure() { until_failure = kNone; }
+
+bool AllocationFailure::happened() const { return until_failure < 0; }
 
 AllocationLimit::AllocationLimit(std::size_t most_bytes) { most = most_bytes; }
 

@@ -18,6 +18,18 @@ class AllocationCount {
   std::int64_t stop();
 };
 
+// The n-th allocation from now on fails, counted from 0, and no other.
+class AllocationFailure {
+ public:
+  explicit AllocationFailure(std::int64_t n);
+  ~AllocationFailure();
+  AllocationFailure(const AllocationFailure&) = delete;
+  AllocationFailure& operator=(const AllocationFailure&) = delete;
+
+  // Whether it came to that.
+  bool happened() const;
+};
+
 // A machine without memory for anything larger than so many bytes.
 class AllocationLimit {
  public:

@@ -154,6 +154,8 @@ const std::vector<DecodeCase>& decode_cases() {
       {"scale is NaN", invalid_argument, "scale", [](Step&, DecodeArgs& a) { a.scale = kNan; }},
       {"scale is infinite", invalid_argument, "scale", [](Step&, DecodeArgs& a) { a.scale = kInf; }},
       {"scale is negative", invalid_argument, "scale", [](Step&, DecodeArgs& a) { a.scale = -0.1f; }},
+      {"scale that is infinite times log2(e)", invalid_argument, "scale",
+       [](Step&, DecodeArgs& a) { a.scale = 2.5e38f; }},
       {"kv_scale is zero", invalid_argument, "kv_scale", [](Step&, DecodeArgs& a) { a.kv_scale.value = 0; }},
       {"kv_scale with an fp32 cache", invalid_argument, "kv_scale", [](Step&, DecodeArgs& a) { a.kv_scale.value = 2; }},
       {"kv_scale behind a pointer", invalid_argument, "kv_scale",

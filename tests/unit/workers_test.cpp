@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cfenv>
 #include <chrono>
 #include <sched.h>
 #include <set>
@@ -197,6 +198,23 @@ TEST(WorkersThreads, ManyPoolsComeAndGo) {
 }
 
 // Without a folder of control groups, so that the mask alone decides.
+TEST(WorkersThreads, RoundToNearestWhoeverMadeThemAndCalls) {
+  struct Modes {
+    std::array<std::atomic<int>, 4> of{};
+    static void task(void* context, std::int32_t worker) {
+      static_cast<Modes*>(context)->of[static_cast<std::size_t>(worker)] = std::fegetround();
+    }
+  };
+  ASSERT_EQ(std::fesetround(FE_UPWARD), 0);
+  Workers workers(4);
+  Modes modes;
+  workers.run(4, Modes::task, &modes);
+  const int after = std::fegetround();
+  std::fesetround(FE_TONEAREST);
+  for (const auto& mode : modes.of) EXPECT_EQ(mode.load(), FE_TONEAREST);
+  EXPECT_EQ(after, FE_UPWARD) << "the caller's mode was changed";
+}
+
 TEST(WorkersThreads, AsManyAreAvailableAsTheAffinityMaskHasProcessors) {
   cpu_set_t before;
   ASSERT_EQ(sched_getaffinity(0, sizeof(before), &before), 0);

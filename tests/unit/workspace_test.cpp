@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <random>
+#include <set>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -58,6 +59,17 @@ TEST(WorkspaceLayout, RefusesWhatMakesNoSense) {
   EXPECT_EQ(field({.name = "huge", .bytes = ~std::size_t{0}}), "needs[0].bytes");
   EXPECT_EQ(field({.name = "never", .bytes = 1, .phases = 0}), "needs[0].phases");
   EXPECT_TRUE(lay_out_workspace({}).ok());
+}
+
+TEST(WorkspaceLayout, TheLargestThereMayBeDoNotWrapAround) {
+  const std::vector<WorkspaceNeed> needs(1024, {.name = "huge", .bytes = std::size_t{1} << 52});
+  const auto layout = lay_out_workspace(needs);
+  ASSERT_TRUE(layout.ok()) << layout.status().message();
+  EXPECT_EQ(layout->bytes, std::size_t{1} << 62);
+  EXPECT_EQ(std::set<std::size_t>(layout->offsets.begin(), layout->offsets.end()).size(), needs.size());
+  WorkspaceNeed more = needs[0];
+  ++more.bytes;
+  EXPECT_EQ(lay_out_workspace({&more, 1}).status().field(), "needs[0].bytes");
 }
 
 class WorkspaceTest : public testing::Test {
@@ -122,6 +134,17 @@ TEST_F(WorkspaceTest, FindsTwoThatShareMemoryAndAreTakenAtOnce) {
   EXPECT_TRUE(workspace.take(2).ok());
   ASSERT_TRUE(workspace.give_back(slice).ok());
   EXPECT_TRUE(workspace.take(1).ok());
+}
+
+// The guard of one may lie in another although the slices themselves do not meet.
+TEST_F(WorkspaceTest, FindsGuardsThatLieInASliceThatIsTaken) {
+  const WorkspaceNeed needs[] = {{.name = "a", .bytes = 1000, .phases = 1},
+                                 {.name = "b", .bytes = 100, .phases = 1},
+                                 {.name = "c", .bytes = 1400, .phases = 2}};
+  Workspace workspace = Workspace::create(backend_, needs, kChecked).value();
+  ASSERT_TRUE(workspace.take(2).ok());
+  EXPECT_EQ(workspace.take(1).status().field(), "b");
+  EXPECT_TRUE(workspace.check().ok());
 }
 
 TEST_F(WorkspaceTest, FindsASliceFromAnEarlierStep) {

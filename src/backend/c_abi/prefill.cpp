@@ -103,6 +103,9 @@ Status expand_through_c(void* user, const ContextChunk& chunk) {
   latte_error error = LATTE_ERROR_INIT;
   const latte_code code = args.expand(args.user, &given, &error);
   if (code == LATTE_OK) return {};
+  // Whoever fills them with strncpy may leave them without an end.
+  error.field[sizeof(error.field) - 1] = error.expected[sizeof(error.expected) - 1] = error.got[sizeof(error.got) - 1] =
+      '\0';
   if (code < LATTE_OK || code > LATTE_DEVICE_FAULT)
     return backend::invalid("expand", "a latte_code", backend::text(code));
   return {static_cast<Code>(code), error.field[0] != '\0' ? error.field : "expand", error.expected, error.got};

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 #include <string>
 
 #include "backend/errors.hpp"
@@ -30,6 +31,11 @@ Status check_one_number(const char* field, const Fp8Scale& scale) {
 Status validate_scale(const char* field, float value) {
   if (std::isfinite(value) && value > 0) return {};
   return invalid(field, "a finite number > 0", text(value));
+}
+
+Status validate_fp8_scale(const char* field, float value) {
+  if (std::isnormal(value) && value > 0) return {};
+  return invalid(field, "a number from 2^-126 that is finite", text(value));
 }
 
 Status validate_workspace(std::span<std::byte> workspace, std::size_t bytes, std::size_t alignment, const char* field) {
@@ -105,7 +111,7 @@ Status validate_kv_scale(KvFormat format, const Fp8Scale& scale, Place place) {
     return invalid("kv_scale", std::string("no address, as the cache is ") + kv_format_name(format), "one");
   }
   const float kv_scale = scale_of(scale);
-  LATTE_RETURN_IF_ERROR(validate_scale("kv_scale", kv_scale));
+  LATTE_RETURN_IF_ERROR(validate_fp8_scale("kv_scale", kv_scale));
   // A scale that would be ignored is a caller who expects another result.
   if (format != KvFormat::fp8_e4m3 && kv_scale != 1)
     return invalid("kv_scale", std::string("1, as the cache is ") + kv_format_name(format), text(kv_scale));
@@ -121,14 +127,15 @@ Status validate_scales(const PlannedStep& step, const DecodeArgs& args) {
                        "no address: scales by address come with fp8 caches", "one");
   LATTE_RETURN_IF_ERROR(check_one_number("q_scale", args.q_scale));
   const float q_scale = scale_of(args.q_scale);
-  LATTE_RETURN_IF_ERROR(validate_scale("q_scale", q_scale));
+  LATTE_RETURN_IF_ERROR(validate_fp8_scale("q_scale", q_scale));
   if (problem.q_dtype != Dtype::fp8_e4m3 && q_scale != 1)
     return invalid("q_scale", std::string("1, as q is ") + dtype_name(problem.q_dtype), text(q_scale));
   LATTE_RETURN_IF_ERROR(validate_kv_scale(problem.kv_format, args.kv_scale, step.place));
   const cpu::DefaultFloatingPoint arithmetic;  // as the product is made
   const float product = args.scale * q_scale * scale_of(args.kv_scale);
-  if (!std::isfinite(product) || product <= 0)
-    return invalid("scale", "a finite scale * q_scale * kv_scale above 0", text(product));
+  // Kernels multiply by log2(e), too.
+  if (!std::isfinite(product * std::numbers::log2e_v<float>) || product <= 0)
+    return invalid("scale", "a scale * q_scale * kv_scale above 0 that log2(e) times is finite", text(product));
   return {};
 }
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 #include <string>
 
 #include "backend/errors.hpp"
@@ -94,7 +95,7 @@ Status check_inputs(const PlannedPrefill& step, const PrefillArgs& args) {
 Status check_fp8_scale(const PlannedPrefill& step, const char* field, const Fp8Scale& scale) {
   const PrefillProblem& problem = step.problem;
   if (scale.per_head && scale.ptr == nullptr) return missing(field, "a pointer to one number a head", "null");
-  if (scale.ptr == nullptr) LATTE_RETURN_IF_ERROR(validate_scale(field, scale.value));
+  if (scale.ptr == nullptr) LATTE_RETURN_IF_ERROR(validate_fp8_scale(field, scale.value));
   // A scale that would be ignored is a caller who expects another result.
   const bool used = problem.dtype == Dtype::fp8_e4m3 || problem.math == PrefillMath::fp8;
   if (!used && scale.ptr != nullptr)
@@ -104,7 +105,7 @@ Status check_fp8_scale(const PlannedPrefill& step, const char* field, const Fp8S
   // What lies behind a device's address cannot be looked at.
   if (scale.ptr == nullptr || step.place == Place::device) return {};
   for (std::int32_t head = 0; head < (scale.per_head ? problem.heads : 1); ++head)
-    LATTE_RETURN_IF_ERROR(validate_scale(field, scale.ptr[head]));
+    LATTE_RETURN_IF_ERROR(validate_fp8_scale(field, scale.ptr[head]));
   return {};
 }
 
@@ -123,8 +124,9 @@ Status check_scales(const PlannedPrefill& step, const PrefillArgs& args) {
   const bool per_head = !device && (args.q_scale.per_head || args.k_scale.per_head);
   for (std::int32_t head = 0; head < (per_head ? step.problem.heads : 1); ++head) {
     const float product = args.scale * known(args.q_scale, head) * known(args.k_scale, head);
-    if (std::isfinite(product) && product > 0) continue;
-    return invalid("scale", "a finite scale * q_scale * k_scale above 0 for every head",
+    // Kernels multiply by log2(e), too.
+    if (std::isfinite(product * std::numbers::log2e_v<float>) && product > 0) continue;
+    return invalid("scale", "a scale * q_scale * k_scale above 0 that log2(e) times is finite, for every head",
                    text(product) + " for head " + text(head));
   }
   return {};

@@ -87,6 +87,8 @@ Status validate_scales(const PlannedStep& step, const DecodeArgs& args);
 Status validate_workspace(std::span<std::byte> workspace, std::size_t bytes,
                           std::size_t alignment = kWorkspaceAlignment, const char* field = "workspace");
 Status validate_scale(const char* field, float value);
+// What fp8 values are multiplied by: below 2^-126 a number has fewer digits, and results would have as few.
+Status validate_fp8_scale(const char* field, float value);
 
 // A planned prefill step, as far as the arguments of prefill() must fit it.
 struct PlannedPrefill {
