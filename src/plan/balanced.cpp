@@ -9,8 +9,8 @@
 //     makespan <= ceil(I) + block + piece + split,  and block <= I / 8 when there are 8 blocks of the widest tile a
 //     worker.
 // Equal pieces that are longer than the line are below I + piece + split + min(I / 8, piece + split) (even_limit()).
-// Why it never loses to uniform(n): those with fewer than 2 * workers extra pieces are candidates. The others carry at
-// least 2 * workers * (piece + split) of extra cost, so their makespan is >= ceil(I) + 2 * (piece + split), and
+// Why it never loses to uniform(1..16): those with fewer than 2 * workers extra pieces are candidates. The others carry
+// at least 2 * workers * (piece + split) of extra cost, so their makespan is >= ceil(I) + 2 * (piece + split), and
 // piece + split >= block by the definition of split_ticks().
 #include <algorithm>
 #include <optional>
