@@ -23,7 +23,8 @@ namespace latte::cpu::HWY_NAMESPACE {
 HWY_INLINE VF32 exp2_vector(VF32 x) {
   const F32 d;
   const I32 di;
-  x = hn::Max(hn::Set(d, -125.0f), x);  // in this order a NaN stays one on x86
+  const auto lowest = hn::Set(d, -125.0f);
+  x = hn::IfThenElse(hn::Lt(x, lowest), lowest, x);  // a NaN stays one, which a maximum does not promise
   const auto n = hn::NearestInt(x);
   const auto f = hn::Sub(x, hn::ConvertTo(d, n));
   auto p = hn::MulAdd(hn::Set(d, 0.00015345811f), f, hn::Set(d, 0.0013399931f));
@@ -32,7 +33,8 @@ HWY_INLINE VF32 exp2_vector(VF32 x) {
   p = hn::MulAdd(p, f, hn::Set(d, 0.24022646f));
   p = hn::MulAdd(p, f, hn::Set(d, 0.69314718f));
   p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
-  return hn::BitCast(d, hn::Add(hn::BitCast(di, p), hn::ShiftLeft<23>(n)));
+  // A product, not a sum of exponents: NaN times anything is NaN.
+  return hn::Mul(p, hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(n, hn::Set(di, 127)))));
 }
 
 // The exponent of a score's probability. The product is rounded as that of the largest score was when it became the
