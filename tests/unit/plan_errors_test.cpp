@@ -275,6 +275,26 @@ TEST(PlanErrors, TheLargestBlockIsPlanned) {
   }
 }
 
+// As many records as there may be: random batches hardly ever have them.
+TEST(PlanErrors, TheBoundOnRecordsIsReached) {
+  PlanConfig config{
+      .heads = 4,
+      .row_tile = 4,
+      .kv_block = 3,
+      .workers = 3,
+      .mask = Mask::none,
+      .policy = Policy::balanced(),
+      .cost = {.piece_ticks = 1, .split_ticks = 2, .block_ticks = 1, .granule_ticks = 4, .row_granule = 3},
+      .limits = {.max_requests = 6, .max_query_tokens = 1, .max_kv_tokens = 200}};
+  const std::vector<std::int32_t> seq_lens{32, 5, 0, 3, 32, 0}, query_start{0, 1, 2, 3, 4, 5, 6};
+  const StepLengths lengths{.seq_lens = seq_lens, .query_start = query_start, .visible = {}};
+  const Result<OwnedPlan> owned = OwnedPlan::make(config, lengths);
+  ASSERT_TRUE(owned.ok()) << owned.status().message();
+  EXPECT_TRUE(check_plan(config, lengths, owned->plan()).ok());
+  EXPECT_EQ(owned->plan().work_info_set.size(), 6u + 2 * 3 - 1);
+  EXPECT_EQ(plan_sizes(config)->records, 6 + 2 * 3 - 1);
+}
+
 TEST(PlanErrors, MoreWorkersThanAnyMachineHasArePlanned) {
   PlanConfig config = good_config();
   config.workers = 60000;

@@ -84,6 +84,42 @@ TEST(Refusals, Fp8ScalesThatVanish) {
   EXPECT_EQ(field(1, 1e-40f, 1), "q_scale");
 }
 
+// Each request by itself is within its limit.
+TEST(Refusals, PromptsOfOneTokenTooManyInAll) {
+  const Backend backend = Backend::open({.threads = 1}).value();
+  const PrefillProblem problem{.heads = 1, .context = PrefillContext{.max_tokens = 64, .max_total_tokens = 100}};
+  const Limits limits{.max_requests = 2,
+                      .max_query_tokens = 8,
+                      .max_total_query_tokens = 10,
+                      .max_kv_tokens = 20,
+                      .max_total_kv_tokens = 30};
+  auto builder = PrefillBuilder::create(backend, problem, limits).value();
+  using Lengths = std::vector<std::int32_t>;
+  const auto field = [&](const Lengths& query, const Lengths& kv, const Lengths& context) {
+    const Status status = builder.build(0, {.query_start = query, .kv_start = kv, .context_lens = context}).status();
+    EXPECT_TRUE(status.ok() || status.code() == Code::out_of_limits) << status.message();
+    return status.field();
+  };
+  EXPECT_EQ(field({0, 5, 10}, {0, 15, 30}, {50, 50}), "");
+  EXPECT_EQ(field({0, 5, 11}, {0, 15, 30}, {50, 50}), "query_start");
+  EXPECT_EQ(field({0, 5, 10}, {0, 15, 31}, {50, 50}), "kv_start");
+  EXPECT_EQ(field({0, 5, 10}, {0, 15, 30}, {50, 51}), "context_lens");
+}
+
+// In place works row by row: rows that lie elsewhere in the same memory would be read after they were written.
+TEST(Refusals, AMergeIntoAPartialsLseWithOtherStrides) {
+  const Backend backend = Backend::open({.threads = 1}).value();
+  std::vector<float> values(2 * 3 * 16, 1.0f), out(2 * 3 * 16), lse(6, 0.0f);
+  const Partial parts[] = {{.out = dense(static_cast<const void*>(values.data()), Dtype::f32, {2, 3, 16}),
+                            .lse = dense(static_cast<const void*>(lse.data()), Dtype::f32, {2, 3})}};
+  MergeArgs args{.partials = parts,
+                 .out = dense(out.data(), Dtype::f32, {2, 3, 16}),
+                 .lse = dense(lse.data(), Dtype::f32, {2, 3})};
+  EXPECT_TRUE(merge(backend, args).ok());
+  args.lse.stride[0] = 1, args.lse.stride[1] = 2;
+  EXPECT_EQ(merge(backend, args).field(), "lse");
+}
+
 TEST(Refusals, PlansForMoreWorkersThanAnyHas) {
   for (const char* backend : {"cpu", "cuda"}) {
     const auto choice = [&](std::int32_t workers) {

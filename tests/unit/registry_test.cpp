@@ -70,5 +70,19 @@ TEST_F(Registry, AProcessorWithoutAmxIsNotBlamedOnTheSystem) {
   EXPECT_EQ(chosen({}, Dtype::bf16, KvFormat::bf16), "scalar");
 }
 
+TEST(RegistryTiles, RowsBeyondATileMakeEvenOnes) {
+  const Kernel& kernel = scalar_kernel();
+  const auto tile = [&](std::int32_t heads) {
+    return plan_config(kernel, DecodeProblem{.heads = heads}, {.max_requests = 1, .max_kv_tokens = 1},
+                       Policy::balanced(), 1)
+        .row_tile;
+  };
+  const std::int32_t most = kernel.max_row_tile, granule = kernel.speed.granule;
+  EXPECT_EQ(tile(most), most);
+  EXPECT_EQ(tile(most + 1), (most / 2 + granule) / granule * granule) << "two of half as many, in whole groups of rows";
+  EXPECT_LT(tile(most + 1), most);
+  EXPECT_EQ(tile(2 * most), most);
+}
+
 }  // namespace
 }  // namespace latte::cpu
