@@ -171,6 +171,25 @@ TEST_F(WriteKv, KeepsNanNan) {
   }
 }
 
+// Wherever it is in its group.
+TEST_F(WriteKv, ScalesADsMlaGroupByItsLargestNumberBesideANan) {
+  for (const std::int64_t column : {0, 60, 127}) {
+    const WriteCase c{.tokens = 2, .format = KvFormat::fp8_ds_mla, .dtype = Dtype::f32};
+    Writing writing(c, 3);
+    for (std::int64_t d = 0; d < 128; ++d) writing.set(1, d, d == 50 ? -700.0 : 1.0);
+    writing.set(1, column, NAN);
+    std::vector<std::byte> cache;
+    const WriteKvArgs args = writing.args(cache);
+    ASSERT_TRUE(write_kv(backend, args).ok());
+    const std::int64_t slot = writing.slots()[1];
+    const std::byte* token = &cache[static_cast<std::size_t>(slot / c.page_size * args.kv_cache.stride[0] +
+                                                             slot % c.page_size * args.kv_cache.stride[1])];
+    EXPECT_NEAR(load(Dtype::f32, token + 512), 700.0 / 448, 1e-6) << "a NaN at " << column;
+    EXPECT_EQ(load(Dtype::fp8_e4m3, token + 50), -448) << "a NaN at " << column;
+    EXPECT_TRUE(std::isnan(load(Dtype::fp8_e4m3, token + column))) << "a NaN at " << column;
+  }
+}
+
 // Any scale: the stored byte is one of the nearest to value / scale, as closely as fp32 can tell.
 TEST_F(WriteKv, StoresTheNearestFp8OfScaledValues) {
   for (Dtype dtype : {Dtype::bf16, Dtype::f16, Dtype::f32})

@@ -130,6 +130,9 @@ TEST(PrefillChunks, OfTheBatchInvariantPolicyEndAtMultiplesOfTheSamePosition) {
       context.workspace_bytes = times * std::stoll(refused.status().expected().substr(3));
       const auto sizes = size_context(problem, context, limits, PolicyKind::batch_invariant);
       ASSERT_TRUE(sizes.ok()) << sizes.status().message();
+      if (sizes->positions > 0) {
+        EXPECT_EQ(sizes->positions, sizes->chunk_tokens / requests) << "as many as fit";
+      }
       for (int round = 0; round < 20; ++round) {
         const std::vector<std::int32_t> lens = random_lens(random, requests, longest);
         const std::vector<Chunk> chunks = cut(lens, sizes->chunk_tokens, sizes->positions);
