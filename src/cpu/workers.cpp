@@ -7,6 +7,7 @@
 #include <mutex>
 #include <sched.h>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 
 #include "cpu/cgroup.hpp"
@@ -69,6 +70,11 @@ struct Workers::State {
   std::mutex sleep;
   std::condition_variable wake, all_done;
 
+  // A child of fork has none of the threads, and whatever they and their callers held at that moment is held for good.
+  const pid_t home = getpid();
+  std::mutex turn_elsewhere;
+  bool elsewhere() const { return getpid() != home; }
+
   void loop(std::int32_t worker) {
     std::fesetenv(FE_DFL_ENV);
     std::uint64_t seen = 0;
@@ -113,13 +119,24 @@ Workers::Workers(std::int32_t count) : state_(std::make_unique<State>()) {
   }
 }
 
-Workers::~Workers() { state_->shutdown(); }
+Workers::~Workers() {
+  if (state_->elsewhere())
+    static_cast<void>(state_.release());  // nobody can join threads of another process
+  else
+    state_->shutdown();
+}
 
 std::int32_t Workers::count() const { return static_cast<std::int32_t>(state_->threads.size()) + 1; }
 
 void Workers::run(std::int32_t active, Task task, void* context) {
   State& s = *state_;
   if (active <= 0) return;
+  if (s.elsewhere()) {  // one after the other: none waits for another
+    std::lock_guard turn(s.turn_elsewhere);
+    const DefaultFloatingPoint arithmetic;
+    for (std::int32_t w = 0; w < active; ++w) task(context, w);
+    return;
+  }
   std::lock_guard turn(s.turn);
   if (active > 1) {
     s.task = task;

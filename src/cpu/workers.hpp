@@ -1,5 +1,6 @@
 // Resident worker threads. run() hands every worker the same task and returns when all are done; no thread is made and
-// nothing is allocated per call. The calling thread is worker 0.
+// nothing is allocated per call. The calling thread is worker 0; in a child of fork, which has no other, it is all of
+// them.
 #pragma once
 
 #include <cfenv>

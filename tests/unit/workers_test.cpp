@@ -6,9 +6,12 @@
 #include <atomic>
 #include <cfenv>
 #include <chrono>
+#include <memory>
 #include <sched.h>
 #include <set>
+#include <sys/wait.h>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -213,6 +216,34 @@ TEST(WorkersThreads, RoundToNearestWhoeverMadeThemAndCalls) {
   std::fesetround(FE_TONEAREST);
   for (const auto& mode : modes.of) EXPECT_EQ(mode.load(), FE_TONEAREST);
   EXPECT_EQ(after, FE_UPWARD) << "the caller's mode was changed";
+}
+
+// Threads do not come along. (Named so that it is not among what ThreadSanitizer runs, which knows no such children.)
+TEST(Fork, AChildDoesTheWorkByItselfAndEnds) {
+  auto workers = std::make_unique<Workers>(4);
+  Tally before;
+  workers->run(4, Tally::task, &before);
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(60);
+    Tally tally;
+    workers->run(3, Tally::task, &tally);
+    bool right = true;
+    for (std::size_t w = 0; w < kMost; ++w) {
+      right = right && tally.runs[w] == (w < 3 ? 1 : 0);
+      if (w < 3) right = right && tally.thread[w] == std::this_thread::get_id();
+    }
+    workers.reset();
+    { Workers own(2); }
+    _exit(right ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status)) << "killed by signal " << WTERMSIG(status);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  Tally after;
+  workers->run(4, Tally::task, &after);
+  after.expect_each_once(4);
 }
 
 TEST(WorkersThreads, AsManyAreAvailableAsTheAffinityMaskHasProcessors) {
