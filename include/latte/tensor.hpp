@@ -20,7 +20,7 @@ inline constexpr int kMaxRank = 4;
 using Stream = void*;
 
 // What fp8 numbers are multiplied with: value = stored * scale. One number for a tensor or, only for q, k and v of
-// prefill, one for each head.
+// prefill, one for each head. From 2^-126 up and finite: below that numbers have fewer digits.
 struct Fp8Scale {
   float value = 1;
   const float* ptr = nullptr;  // read at run time instead of `value`, where the tensors are: one number, or [heads]

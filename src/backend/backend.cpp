@@ -7,6 +7,7 @@
 #include "backend/validate/validate.hpp"
 #include "core/checked.hpp"
 #include "core/within_memory.hpp"
+#include "plan/layout.hpp"
 
 namespace latte {
 namespace backend {
@@ -19,9 +20,6 @@ Status check_choice_arguments(const Problem& problem, const Limits& limits, cons
   LATTE_RETURN_IF_ERROR(validate_limits(limits, workers));
   return validate_policy(policy);
 }
-
-// As many as a plan can number.
-constexpr std::int32_t kMaxTargetWorkers = 1 << 16;
 
 // The limits may still ask for more than a plan can number. Chunks are of whole blocks: the planner rounds them up, and
 // whoever looks should see what is planned.
@@ -47,8 +45,8 @@ Support support_of(const Backend& backend, const Problem& problem) {
 template <class Choice, class Problem>
 Result<Choice> choose_anywhere(const PlanTarget& target, const Problem& problem, const Limits& limits,
                                const Policy& policy) {
-  if (target.workers < 1 || target.workers > kMaxTargetWorkers)
-    return invalid("workers", "1 to " + text(kMaxTargetWorkers), text(target.workers));
+  if (target.workers < 1 || target.workers > plan::kMaxWorkers)
+    return invalid("workers", "1 to " + text(plan::kMaxWorkers), text(target.workers));
   LATTE_RETURN_IF_ERROR(check_choice_arguments(problem, limits, policy, target.workers));
   if (target.backend == "cuda") return completed(choose_for_cuda(problem, limits, policy, target.workers));
   if (target.backend == "cpu") return completed(choose_for_cpu(problem, limits, policy, target.workers));

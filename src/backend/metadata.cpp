@@ -72,8 +72,10 @@ Result<DecodeMetadata> MetadataBuilder::build(std::int32_t slot, const StepLengt
 
 Result<DecodeMetadata> MetadataBuilder::build_on_device(std::int32_t slot, const DeviceLengths& lengths,
                                                         Stream stream) {
-  if (impl_ == nullptr) return backend::moved_from();
-  return impl_->build_on_device(slot, lengths, stream);
+  return within_memory([&]() -> Result<DecodeMetadata> {
+    if (impl_ == nullptr) return backend::moved_from();
+    return impl_->build_on_device(slot, lengths, stream);
+  });
 }
 
 Result<OwnedPlan> MetadataBuilder::copy_plan(const DecodeMetadata& metadata, Stream stream) const {

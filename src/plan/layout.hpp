@@ -9,6 +9,9 @@
 
 namespace latte::plan {
 
+// As many as a plan may be made for.
+inline constexpr std::int32_t kMaxWorkers = 1 << 16;
+
 // A 64-bit count that can lie anywhere in a buffer of 32-bit words.
 struct Ticks {
   std::int32_t low = 0;

@@ -30,7 +30,6 @@ namespace latte::plan {
 namespace {
 
 constexpr std::int32_t kMaxTicks = 1 << 28;
-constexpr std::int32_t kMaxWorkers = 1 << 16;
 constexpr std::int32_t kMaxRowTile = 1 << 12;
 constexpr std::int64_t kTileWords = sizeof(Tile) / sizeof(std::int32_t);
 

@@ -287,6 +287,22 @@ TEST_F(BadPrefill, WhatExpandSaysEndsTheCall) {
   EXPECT_EQ(case_.expanded, 2);
 }
 
+// As strncpy leaves texts that are too long. What is read past them only AddressSanitizer sees.
+TEST_F(BadPrefill, TextsOfExpandThatHaveNoEndAreCut) {
+  latte_prefill_args args = case_.c_args(case_.args());
+  args.expand = [](void*, const latte_context_chunk*, latte_error* error) -> latte_code {
+    std::memset(error->field, 'f', sizeof(error->field));
+    std::memset(error->expected, 'e', sizeof(error->expected));
+    std::memset(error->got, 'g', sizeof(error->got));
+    return LATTE_INVALID_ARGUMENT;
+  };
+  latte_error error = LATTE_ERROR_INIT;
+  EXPECT_EQ(latte_prefill(&c_metadata_, &args, &error), LATTE_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(error.field), std::string(sizeof(error.field) - 1, 'f'));
+  EXPECT_EQ(std::string(error.expected), std::string(sizeof(error.expected) - 1, 'e'));
+  EXPECT_EQ(std::string(error.got), std::string(sizeof(error.got) - 1, 'g'));
+}
+
 TEST_F(BadPrefill, Fp8ScalesAreLookedAtWhereTheyAreUsed) {
   case_.problem.dtype = Dtype::fp8_e4m3;
   case_.problem.context.reset();
