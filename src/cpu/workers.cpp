@@ -5,9 +5,10 @@
 #include <cfenv>
 #include <condition_variable>
 #include <mutex>
+#include <new>
+#include <pthread.h>
 #include <sched.h>
 #include <thread>
-#include <unistd.h>
 #include <vector>
 
 #include "cpu/cgroup.hpp"
@@ -24,6 +25,14 @@ inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
 #endif
+}
+
+// How many forks lie between the first process and this one, once they are counted. getpid() would be a system call.
+std::atomic<std::uint32_t> forks{0};
+
+void count_forks() {
+  static const int error = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
+  if (error != 0) throw std::bad_alloc();
 }
 
 // Looks so often whether it is done. Whoever is waited for may have no processor but this one, which somebody else's
@@ -71,9 +80,9 @@ struct Workers::State {
   std::condition_variable wake, all_done;
 
   // A child of fork has none of the threads, and whatever they and their callers held at that moment is held for good.
-  const pid_t home = getpid();
+  const std::uint32_t home = forks.load(std::memory_order_relaxed);
   std::mutex turn_elsewhere;
-  bool elsewhere() const { return getpid() != home; }
+  bool elsewhere() const { return forks.load(std::memory_order_relaxed) != home; }
 
   void loop(std::int32_t worker) {
     std::fesetenv(FE_DFL_ENV);
@@ -109,6 +118,7 @@ struct Workers::State {
 };
 
 Workers::Workers(std::int32_t count) : state_(std::make_unique<State>()) {
+  count_forks();
   if (count > available_threads()) state_->spins = kSpinsOversubscribed;
   try {
     for (std::int32_t w = 1; w < count; ++w)
