@@ -24,19 +24,6 @@ using I32 = hn::ScalableTag<std::int32_t>;
 using VF32 = hn::Vec<F32>;
 inline constexpr std::int32_t kLanes = static_cast<std::int32_t>(HWY_LANES(float));
 
-HWY_INLINE VF32 decode_e4m3(hn::Vec<U32> bits) {
-  const U32 du;
-  const F32 d;
-  const auto magnitude = hn::And(bits, hn::Set(du, 0x7fu));
-  const auto normal = hn::BitCast(d, hn::Add(hn::ShiftLeft<20>(magnitude), hn::Set(du, 120u << 23)));
-  const auto small = hn::Mul(hn::ConvertTo(d, hn::BitCast(I32(), magnitude)), hn::Set(d, 0x1p-9f));
-  const auto signed_magnitude = hn::BitCast(I32(), magnitude);
-  auto value = hn::IfThenElse(hn::RebindMask(d, hn::Lt(signed_magnitude, hn::Set(I32(), 8))), small, normal);
-  value = hn::IfThenElse(hn::RebindMask(d, hn::Eq(magnitude, hn::Set(du, 0x7fu))),
-                         hn::BitCast(d, hn::Set(du, 0x7fc00000u)), value);
-  return hn::Or(value, hn::BitCast(d, hn::ShiftLeft<24>(hn::And(bits, hn::Set(du, 0x80u)))));
-}
-
 // kLanes consecutive values of a format, as fp32.
 HWY_INLINE VF32 load_bf16(const std::uint16_t* src) {
   const hn::Rebind<std::uint16_t, F32> d16;
@@ -52,28 +39,43 @@ HWY_INLINE VF32 load_f16(const std::uint16_t* src) {
 #endif
 }
 
+// An e4m3 value has the bits of an f16 value 2^8 times smaller, subnormal ones included; only NaN is different.
 HWY_INLINE VF32 load_e4m3(const std::uint8_t* src) {
-  const hn::Rebind<std::uint8_t, F32> d8;
-  return decode_e4m3(hn::PromoteTo(U32(), hn::LoadU(d8, src)));
+#if HWY_TARGET == HWY_SCALAR
+  return hn::Set(F32(), e4m3_to_f32(*src));
+#else
+  const F32 d;
+  const hn::Rebind<std::int8_t, F32> d8;
+  const hn::Rebind<std::int16_t, F32> d16;
+  const auto extended = hn::PromoteTo(d16, hn::LoadU(d8, reinterpret_cast<const std::int8_t*>(src)));
+  const auto bits = hn::And(hn::ShiftLeft<7>(extended), hn::Set(d16, static_cast<std::int16_t>(0xbf80)));
+  const auto magnitude = hn::Set(d16, 0x3f80);
+  const auto nan = hn::VecFromMask(d16, hn::Eq(hn::And(bits, magnitude), magnitude));
+  const auto half = hn::BitCast(hn::Rebind<hwy::float16_t, F32>(), hn::Or(bits, hn::And(nan, hn::Set(d16, 0x7c00))));
+  return hn::Mul(hn::PromoteTo(d, half), hn::Set(d, 256.0f));
+#endif
+}
+
+// dst[i] = load(i), for `count` values, a multiple of 16.
+template <class Load>
+HWY_INLINE void store_each(std::int32_t count, float* HWY_RESTRICT dst, const Load& load) {
+  for (std::int32_t i = 0; i < count; i += 16) {
+    HWY_UNROLL(16)
+    for (std::int32_t lane = i; lane < i + 16; lane += kLanes) hn::StoreU(load(lane), F32(), dst + lane);
+  }
 }
 
 // `count` values (a multiple of 16) to fp32.
 HWY_INLINE void to_f32(const std::byte* src, Dtype dtype, std::int32_t count, float* HWY_RESTRICT dst) {
-  const F32 d;
+  const auto* p32 = reinterpret_cast<const float*>(src);
   const auto* p16 = reinterpret_cast<const std::uint16_t*>(src);
   const auto* p8 = reinterpret_cast<const std::uint8_t*>(src);
   switch (dtype) {
-    case Dtype::f32: std::memcpy(dst, src, static_cast<std::size_t>(count) * sizeof(float)); return;
-    case Dtype::bf16:
-      for (std::int32_t i = 0; i < count; i += kLanes) hn::StoreU(load_bf16(p16 + i), d, dst + i);
-      return;
-    case Dtype::f16:
-      for (std::int32_t i = 0; i < count; i += kLanes) hn::StoreU(load_f16(p16 + i), d, dst + i);
-      return;
+    case Dtype::f32: return store_each(count, dst, [=](std::int32_t i) { return hn::LoadU(F32(), p32 + i); });
+    case Dtype::bf16: return store_each(count, dst, [=](std::int32_t i) { return load_bf16(p16 + i); });
+    case Dtype::f16: return store_each(count, dst, [=](std::int32_t i) { return load_f16(p16 + i); });
     case Dtype::fp8_e4m3:
-    case Dtype::u8:
-      for (std::int32_t i = 0; i < count; i += kLanes) hn::StoreU(load_e4m3(p8 + i), d, dst + i);
-      return;
+    case Dtype::u8: return store_each(count, dst, [=](std::int32_t i) { return load_e4m3(p8 + i); });
   }
 }
 

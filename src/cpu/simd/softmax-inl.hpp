@@ -57,21 +57,21 @@ HWY_INLINE VF32 masked_out(VF32 scores, std::int32_t token, hn::Vec<I32> bound, 
 }
 
 // The largest of `tokens` scores of each row, among those it sees; -inf where there is none.
-HWY_INLINE VF32 panel_maxima(const float* scores, std::int32_t first, std::int32_t tokens, bool masked,
-                             const std::int32_t* bounds) {
+HWY_INLINE VF32 panel_maxima(const float* scores, std::int64_t stride, std::int32_t first, std::int32_t tokens,
+                             bool masked, const std::int32_t* bounds) {
   const F32 d;
   const auto bound = hn::LoadU(I32(), bounds);
   VF32 best0 = hn::Set(d, kNegInf), best1 = best0;
   std::int32_t t = 0;
   if (masked) {
     for (; t < tokens; ++t)
-      best0 = hn::Max(best0, masked_out(hn::LoadU(d, scores + t * kLanes), first + t, bound, kNegInf));
+      best0 = hn::Max(best0, masked_out(hn::LoadU(d, scores + t * stride), first + t, bound, kNegInf));
   } else {
     for (; t + 2 <= tokens; t += 2) {
-      best0 = hn::Max(best0, hn::LoadU(d, scores + t * kLanes));
-      best1 = hn::Max(best1, hn::LoadU(d, scores + (t + 1) * kLanes));
+      best0 = hn::Max(best0, hn::LoadU(d, scores + t * stride));
+      best1 = hn::Max(best1, hn::LoadU(d, scores + (t + 1) * stride));
     }
-    if (t < tokens) best0 = hn::Max(best0, hn::LoadU(d, scores + t * kLanes));
+    if (t < tokens) best0 = hn::Max(best0, hn::LoadU(d, scores + t * stride));
   }
   return hn::Max(best0, best1);
 }

@@ -6,6 +6,7 @@
 #include <immintrin.h>
 
 #include "cpu/kernel.hpp"
+#include "cpu/prefetch.hpp"
 #include "cpu/simd/convert-inl.hpp"
 
 // Beyond what Highway enables for its AVX-512 target.
@@ -81,45 +82,6 @@ struct Scratch {
 struct KeyTile {
   const std::uint16_t* data;
   std::int64_t stride;
-};
-
-// Bytes of `width` values of a token.
-HWY_INLINE std::int32_t row_bytes(KvFormat format, std::int32_t width) {
-  if (format == KvFormat::fp8_ds_mla) return kDsMlaBytes;
-  return width * static_cast<std::int32_t>(dtype_bytes(kv_element_dtype(format)));
-}
-
-// Fetches tokens' keys or values into L2, a few lines at every turn of an inner loop.
-class Prefetch {
- public:
-  Prefetch(const TokenReader& reader, std::int32_t token_bytes) : reader_(&reader), token_bytes_(token_bytes) {}
-
-  void aim(std::int32_t first, std::int32_t end) { next_ = first, end_ = end, offset_ = token_bytes_; }
-  // Leaves out tokens that would come too late.
-  void skip_to(std::int32_t first) {
-    if (next_ < first) aim(first, end_);
-  }
-  // Lines to fetch at each of `turns` turns to have fetched `tokens` tokens.
-  std::int32_t share(std::int64_t tokens, std::int32_t turns) const {
-    return static_cast<std::int32_t>(ceil_div(tokens * ceil_div(token_bytes_, 64), turns));
-  }
-  HWY_INLINE void lines(std::int32_t count) {
-    for (; count > 0; --count) {
-      if (offset_ >= token_bytes_) {
-        if (next_ >= end_) return;
-        token_ = reinterpret_cast<const char*>(reader_->at(next_++));
-        offset_ = 0;
-      }
-      _mm_prefetch(token_ + offset_, _MM_HINT_T1);
-      offset_ += 64;
-    }
-  }
-
- private:
-  const TokenReader* reader_;
-  std::int32_t token_bytes_;
-  std::int32_t next_ = 0, end_ = 0, offset_ = 0;
-  const char* token_ = nullptr;
 };
 
 // Up to a step of tokens on their way through the kernel. Decode has one in flight, prefill three.

@@ -157,8 +157,8 @@ class Absorb {
     _mm512_store_si512(bound, seen(panel));
     const PanelState state{w_.s.max_log2 + panel * kPanel, w_.s.sum + panel * kPanel, bound};
     alignas(64) float factor[kPanel];
-    if (raise_panel(panel_maxima(cell_.s + i * kPair * kPanel, cell_.first(), kPair, masked, bound), scale_, state,
-                    factor)) [[unlikely]]
+    if (raise_panel(panel_maxima(cell_.s + i * kPair * kPanel, kPanel, cell_.first(), kPair, masked, bound), scale_,
+                    state, factor)) [[unlikely]]
       rescale_rows<layout>(w_, panel, factor, tile(panel, 0), tile_elements(cell_.t) / (kPanel * kPair));
     _mm512_store_ps(reference_[i], finite_reference(state).raw);
   }
