@@ -12,37 +12,42 @@ inline std::int32_t row_bytes(KvFormat format, std::int32_t width) {
   return width * static_cast<std::int32_t>(dtype_bytes(kv_element_dtype(format)));
 }
 
-// Fetches tokens' keys or values into L2, a few lines at every turn of an inner loop.
+// Fetches tokens' keys or values, a few lines at every turn of an inner loop.
 class Prefetch {
  public:
-  Prefetch(const TokenReader& reader, std::int32_t token_bytes) : reader_(&reader), token_bytes_(token_bytes) {}
+  Prefetch(const TokenReader& reader, std::int32_t token_bytes)
+      : reader_(&reader), token_lines_(static_cast<std::int32_t>(ceil_div(token_bytes, 64))) {}
 
-  void aim(std::int32_t first, std::int32_t end) { next_ = first, end_ = end, offset_ = token_bytes_; }
+  void aim(std::int32_t first, std::int32_t end) { next_ = first, end_ = end, left_ = 0; }
   // Leaves out tokens that would come too late.
   void skip_to(std::int32_t first) {
     if (next_ < first) aim(first, end_);
   }
   // Lines to fetch at each of `turns` turns to have fetched `tokens` tokens.
   std::int32_t share(std::int64_t tokens, std::int64_t turns) const {
-    return static_cast<std::int32_t>(ceil_div(tokens * ceil_div(token_bytes_, 64), turns));
+    return static_cast<std::int32_t>(ceil_div(tokens * token_lines_, turns));
   }
+  // Fetches some lines into a cache of this level, 1 or 2, and those below.
+  template <int cache = 2>
   [[gnu::always_inline]] void lines(std::int32_t count) {
-    for (; count > 0; --count) {
-      if (offset_ >= token_bytes_) {
+    while (count > 0) {
+      if (left_ == 0) {
         if (next_ >= end_) return;
-        token_ = reader_->at(next_++);
-        offset_ = 0;
+        line_ = reader_->at(next_++);
+        left_ = token_lines_;
       }
-      __builtin_prefetch(token_ + offset_, 0, 2);
-      offset_ += 64;
+      const std::int32_t now = count < left_ ? count : left_;
+      count -= now, left_ -= now;
+      for (const std::byte* end = line_ + now * std::int64_t{64}; line_ != end; line_ += 64)
+        __builtin_prefetch(line_, 0, cache == 1 ? 3 : 2);
     }
   }
 
  private:
   const TokenReader* reader_;
-  std::int32_t token_bytes_;
-  std::int32_t next_ = 0, end_ = 0, offset_ = 0;
-  const std::byte* token_ = nullptr;
+  std::int32_t token_lines_;
+  std::int32_t next_ = 0, end_ = 0, left_ = 0;  // tokens; lines of the last one
+  const std::byte* line_ = nullptr;
 };
 
 }  // namespace latte::cpu

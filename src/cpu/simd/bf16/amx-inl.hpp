@@ -14,11 +14,15 @@ namespace latte::cpu::HWY_NAMESPACE::bf16 {
 template <class Tiles>
 class Amx {
  public:
+  static constexpr Queries kQueries = Queries::paired;
+  static constexpr bool kPairsValues = true;
+  static constexpr int kFetchInto = 2;
   static constexpr Probabilities kProbabilities = Probabilities::paired;
   static constexpr std::int32_t kTile = kPanel * kPair;      // elements of a tile of p or v
   static constexpr std::int32_t kOutTile = kPanel * kPanel;  // elements of a tile of sums
 
   static std::int32_t score_turns(const Work& w) { return std::max(w.width / kPair - 1, 1); }  // without the first
+  static std::int32_t fetch_turns(const Work& w) { return score_turns(w); }
   static std::int32_t accumulate_turns(const Work& w) { return w.strips() * (w.column_panels / 2) * (w.step / kPair); }
 
   // The scores are stored behind the next cell's first loads, or by finish(): storing tiles whose products are under
@@ -43,6 +47,7 @@ class Amx {
       for (std::int32_t c = kPair; c < w.width; c += kPair) {
         turn(c, nothing);
         aside.step();
+        aside.fetch();
       }
       late(cell.s, cell.s + kPair * kPanel, cell.s + kOutTile, cell.s + kPair * kPanel + kOutTile);
     } else {
@@ -67,6 +72,7 @@ class Amx {
       Tiles::template load<4>(keys[1].data + c, keys[1].stride * 2);
       Tiles::template multiply<1, 4, 6>();
       aside.step();
+      aside.fetch();
     }
   }
 
@@ -221,9 +227,13 @@ class Amx {
 template <class Tiles>
 struct AmxNarrow {
   using Wide = Amx<Tiles>;
+  static constexpr Queries kQueries = Queries::paired;
+  static constexpr bool kPairsValues = false;
+  static constexpr int kFetchInto = 2;
   static constexpr Probabilities kProbabilities = Probabilities::spread;
 
   static std::int32_t score_turns(const Work& w) { return w.width / kPair; }
+  static std::int32_t fetch_turns(const Work& w) { return score_turns(w); }
   static std::int32_t accumulate_turns(const Work& w) { return w.column_panels / 2 * (w.step / kPanel); }
   static void finish() {}
 

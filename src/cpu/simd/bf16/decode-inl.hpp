@@ -13,9 +13,10 @@
 // A row may raise its reference after earlier tokens of the block became probabilities: these are scaled and rounded
 // once more, and what outputs are divided by follows them.
 //
-// With 16 rows or fewer, pairing V up would cost more than the products themselves. Then V too is read where it lies: a
-// tile takes two columns of a token for a pair, and each token's probability goes in beside a zero, once for the even
-// columns and once for the odd ones. Half of the products are with zero; there are few.
+// With few rows, pairing V up would cost more than the products themselves. Then V too is read where it lies. AVX-512
+// (avx512_few-inl.hpp) pairs it in registers. An AMX tile takes two columns of a token for a pair, and each token's
+// probability goes in beside a zero, once for the even columns and once for the odd ones: half of the products are with
+// zero; there are few.
 //
 // Budget for 128 rows and 128 tokens a step. L1: 32 keys 37 KB, s 2 x 4; then p of 32 rows 8, o 2 x 4. L2: q 147, p 33,
 // v 133, o 262, this block's keys and the next one's 295 = 0.87 MB of 2.
@@ -31,7 +32,8 @@ HWY_INLINE std::int32_t a_turn(std::int32_t count, std::int32_t turns) {
   return static_cast<std::int32_t>(ceil_div(count, turns));
 }
 
-// What is done at every turn of a cell's products: steps of softmax, steps of PairKeys, lines fetched.
+// What is done beside a cell's products: steps of softmax and of PairKeys at every turn, and, at turns that may be
+// more, lines fetched.
 struct Beside {
   std::int32_t softmax, pairs, lines;
 };
@@ -51,8 +53,8 @@ HWY_NOINLINE void score_beside(Math& math, Work& w, const Cell& next, const Cell
     HWY_INLINE void step() {
       for (std::int32_t i = 0; i < pace.softmax; ++i) absorb.step();
       for (std::int32_t i = 0; i < pace.pairs; ++i) pairs.step();
-      ahead.lines(pace.lines);
     }
+    HWY_INLINE void fetch() { ahead.lines<Math::kFetchInto>(pace.lines); }
   } aside{{w, last}, pairs, ahead, pace};
   math.score(w, next, aside);
   aside.absorb.finish();
@@ -60,16 +62,15 @@ HWY_NOINLINE void score_beside(Math& math, Work& w, const Cell& next, const Cell
   ahead = aside.ahead;
 }
 
-// The frame, which all kernels share. Math supplies the two matrix products and calls what it is given once a turn of
-// its inner loop; how many turns there are, it says beforehand.
+// The frame, which all kernels share. Math supplies the two matrix products and calls what it is given at the turns of
+// its loops; how many turns there are, it says beforehand.
 template <class Math>
 HWY_INLINE void run_decode_with(const Piece& piece) {
   const std::int32_t begin = piece.record.kv_begin, end = piece.record.kv_end;
   Carver carver(piece.scratch);
   Work w = open_work(piece, carver);
-  pack_query(w);
+  pack_query<Math::kQueries>(w);
 
-  constexpr bool kPairs = Math::kProbabilities == Probabilities::paired;
   using Softmax = Absorb<Math::kProbabilities>;
   const std::int32_t strips = w.strips(), score_turns = Math::score_turns(w);
   // While a block is worked on the next one is fetched, half of it with the scores and half with the values: both take
@@ -78,8 +79,8 @@ HWY_INLINE void run_decode_with(const Piece& piece) {
   const std::int32_t value_lines = ahead.share(w.step / 2, Math::accumulate_turns(w));
   const Beside pace{
       .softmax = a_turn(Softmax::steps(std::min(w.panels, 2)), score_turns),
-      .pairs = kPairs ? a_turn(PairKeys::steps(w), strips * score_turns) : 0,
-      .lines = ahead.share(w.step / 2, w.step / kPair * strips * score_turns),
+      .pairs = Math::kPairsValues ? a_turn(PairKeys::steps(w), strips * score_turns) : 0,
+      .lines = ahead.share(w.step / 2, w.step / kPair * strips * Math::fetch_turns(w)),
   };
 
   Math math;
@@ -90,7 +91,7 @@ HWY_INLINE void run_decode_with(const Piece& piece) {
     ahead.aim(first + w.step, std::min(first + 2 * w.step, end));
     Cell last;
     for (std::int32_t t = 0; t < block.padded(); t += kPair) {
-      if constexpr (kPairs) pairs.aim(t);
+      if constexpr (Math::kPairsValues) pairs.aim(t);
       for (std::int32_t panel = 0; panel < w.panels; panel += 2) {
         if (t >= block.extent[panel / 2]) continue;
         const Cell next{.block = &block,
@@ -101,14 +102,14 @@ HWY_INLINE void run_decode_with(const Piece& piece) {
         score_beside(math, w, next, last, pairs, ahead, pace);
         last = next;
       }
-      if constexpr (kPairs) pairs.finish();
+      if constexpr (Math::kPairsValues) pairs.finish();
     }
     math.finish();
     Softmax absorb(w, last);
     absorb.begin();
     absorb.finish();
     math.accumulate(
-        w, block, [&]() __attribute__((always_inline)) { ahead.lines(value_lines); });
+        w, block, [&]() __attribute__((always_inline)) { ahead.lines<Math::kFetchInto>(value_lines); });
     if (first + w.step < end && (first + w.step - begin) % kFoldTokens == 0) fold_sums(w);
   }
   finish_work<Math>(w);

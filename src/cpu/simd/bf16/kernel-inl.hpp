@@ -12,16 +12,18 @@
 // numbers, hi and lo, side by side, and the query repeats its latent part to meet both, which keeps scores exact to
 // 2^-17.
 //
-// The two matrix products of decode, in the same order along the inner dimension in both kernels, so that a row's bits
-// do not depend on the rows beside it:
+// The two matrix products of decode. A plan's pieces all take the same ones, by its row tile, and each adds up in one
+// order, so that a row's bits do not depend on the rows beside it:
 //
 //   score:       s[panel][32 tokens][16]      = keys[token][width] . q[panel][width / 2][16][2]
 //   accumulate:  o[panel][column][16][16]    += p[panel][token / 32][16][32] . v[column][token / 2][16][2]
-//   narrow:      o[column / 2][even, odd][16][16] += p[token / 16][even, odd][16][16][2] . keys[token][2 columns]
+//
+// With few rows pairing values up in memory takes longer than the products, so they are read where they lie
+// (amx-inl.hpp AmxNarrow, avx512_few-inl.hpp).
 #pragma once
 
 #include "cpu/simd/bf16/amx-inl.hpp"
-#include "cpu/simd/bf16/avx512-inl.hpp"
+#include "cpu/simd/bf16/avx512_few-inl.hpp"
 #include "cpu/simd/bf16/decode-inl.hpp"
 #include "cpu/simd/bf16/prefill-inl.hpp"
 
@@ -34,14 +36,17 @@ std::size_t scratch_bytes(const Shape& shape) {
   return carver.used();
 }
 
+// Which products decode takes is chosen by the plan's row tile, which follows from heads and limits, not by the rows of
+// this piece.
 HWY_NOINLINE void run_avx512(const Piece& piece) {
-  if (piece.shape.values_in_keys)
-    run_decode_with<Avx512>(piece);
-  else
+  if (!piece.shape.values_in_keys)
     run_prefill_with<Avx512>(piece);
+  else if (piece.shape.row_tile <= kFewRows)
+    run_decode_with<Avx512Few>(piece);
+  else
+    run_decode_with<Avx512>(piece);
 }
 
-// Chosen by the plan's row tile, which follows from heads and limits, not by the rows of this piece.
 template <class Tiles>
 HWY_NOINLINE void run_amx(const Piece& piece) {
   if (!piece.shape.values_in_keys)

@@ -130,15 +130,24 @@ HWY_INLINE void stage_query(const Work& w, std::int32_t r, std::uint16_t* dst) {
   if (w.piece.shape.format == KvFormat::fp8_ds_mla) copy_bf16(nope, q.dtype, q.nope_width, dst + w.piece.shape.width);
 }
 
-// Decode's queries, q[panel][width / 2][16 rows][2]: the rows' value pairs, transposed.
+// How decode's queries lie.
+enum class Queries {
+  paired,  // q[panel][width / 2][16 rows][2]: the rows' value pairs, transposed
+  plain,   // q[row][width], up to a whole panel
+};
+
+template <Queries layout>
 HWY_INLINE void pack_query(Work& w) {
   reset_rows(w, kNegInf);
-  std::uint16_t* rows = w.s.k[0];  // not in use yet: 16 rows side by side
   for (std::int32_t panel = 0; panel < w.panels; ++panel) {
+    // Where pairs are to be made, keys are not in use yet: 16 rows side by side.
+    std::uint16_t* rows =
+        layout == Queries::plain ? w.s.q + static_cast<std::int64_t>(panel) * kPanel * w.width : w.s.k[0];
     for (std::int32_t i = 0; i < kPanel; ++i) {
       fetch_query(w, (panel + 1) * kPanel + i);
       stage_query(w, panel * kPanel + i, rows + static_cast<std::int64_t>(i) * w.width);
     }
+    if constexpr (layout == Queries::plain) continue;
     for (std::int32_t c = 0; c < w.width; c += kPair)
       transpose_16x16(
           reinterpret_cast<const std::uint32_t*>(rows + c), w.width / 2,
