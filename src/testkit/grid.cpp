@@ -121,11 +121,25 @@ void add_widths(GridBuilder& grid) {
     for (KvFormat format : kFormats) {
       if (format == KvFormat::fp8_ds_mla) continue;
       DecodeCase c = usual_case(format);
-      c.heads = 24;
       c.latent = widths.latent;
       c.rope = widths.rope;
       c.page_size = 16;
       c.requests = {{1, 210}, {3, 77}};
+      for (std::int32_t heads : {3, 24}) {  // kernels may have products of their own for a few rows
+        c.heads = heads;
+        grid.add_with_forms(c);
+      }
+    }
+  }
+}
+
+// What is left of rows when they are computed four or eight at a time.
+void add_few_rows(GridBuilder& grid) {
+  for (std::int32_t heads = 1; heads <= 24; ++heads) {
+    for (KvFormat format : {KvFormat::bf16, KvFormat::f16}) {
+      DecodeCase c = usual_case(format);
+      c.heads = heads;
+      c.requests = {{1, 70 + heads * 5}};
       grid.add_with_forms(std::move(c));
     }
   }
@@ -227,6 +241,7 @@ std::vector<DecodeCase> case_grid(GridSize size) {
   add_page_edges_by_format(grid);
   add_dtypes(grid);
   add_widths(grid);
+  add_few_rows(grid);
   add_forms(grid);
   add_long_requests(grid);
   add_sinks(grid);

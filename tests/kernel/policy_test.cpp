@@ -1,4 +1,8 @@
 // However a step is planned, the answer is the same.
+#include <algorithm>
+#include <iterator>
+#include <vector>
+
 #include <gtest/gtest.h>
 
 #include "tests/kernel/support.hpp"
@@ -86,7 +90,10 @@ TEST_P(EveryPolicy, StepsInFlightKeepApartInTheirSlots) {
 
 TEST_P(EveryPolicy, TakesAWorkspaceFullOfGarbage) {
   DecodeCase c = skewed_batch();
-  for (const DecodeCase& served : served_formats(c)) {
+  std::vector<DecodeCase> cases = served_formats(c);
+  c.heads = 12;  // and more than a few rows
+  std::ranges::move(served_formats(c), std::back_inserter(cases));
+  for (const DecodeCase& served : cases) {
     PreparedCase prepared(served);
     auto builder = MetadataBuilder::create(backend, served.problem(), served.limits(),
                                            {.policy = Policy::uniform(4), .own_workspace = false})

@@ -1,0 +1,77 @@
+// Every one of the 256 codes of e4m3, normal, subnormal, zero and NaN, of either sign, on its way through a kernel.
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "testkit/codec.hpp"
+#include "tests/kernel/support.hpp"
+
+namespace latte::testkit {
+namespace {
+
+constexpr std::int64_t kLatent = 512, kRope = 64, kWidth = kLatent + kRope;
+constexpr std::int32_t kPage = 0;
+constexpr PageTable kOnePage{.block_table = &kPage, .block_table_stride = 1, .max_pages = 1};
+
+// A token of codes, 0 up to 255 and again.
+std::vector<std::uint8_t> all_codes() {
+  std::vector<std::uint8_t> codes(kWidth);
+  for (std::size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<std::uint8_t>(i);
+  return codes;
+}
+
+double value_of(const std::uint8_t& code) { return load(Dtype::fp8_e4m3, reinterpret_cast<const std::byte*>(&code)); }
+
+class E4m3 : public EachKernel {};
+
+TEST_P(E4m3, IsGatheredExactly) {
+  const std::vector<std::uint8_t> codes = all_codes();
+  const std::int32_t out_start[] = {0, 1};
+  std::vector<float> out(kWidth);
+  GatherKvArgs args;
+  args.kv_cache = dense(static_cast<const void*>(codes.data()), Dtype::fp8_e4m3, {1, 1, kWidth});
+  args.kv_format = KvFormat::fp8_e4m3;
+  args.pages = kOnePage;
+  args.out_start = out_start;
+  args.tokens = 1;
+  args.out = dense(static_cast<void*>(out.data()), Dtype::f32, {1, kWidth});
+  const Status status = gather_kv(backend, args);
+  ASSERT_TRUE(status.ok()) << status.message();
+  for (std::size_t i = 0; i < codes.size(); ++i) {
+    const double truth = value_of(codes[i]);
+    EXPECT_EQ(std::signbit(out[i]), codes[i] >= 0x80) << "code " << int{codes[i]};
+    EXPECT_TRUE(std::isnan(truth) ? std::isnan(out[i]) : out[i] == truth) << "code " << int{codes[i]} << ": " << out[i];
+  }
+}
+
+// The output of a single token is its values. A few heads and many: kernels may have products of their own for a few.
+TEST_P(E4m3, OfASingleTokenIsTheOutput) {
+  std::vector<std::uint8_t> codes = all_codes();
+  for (std::uint8_t& code : codes)
+    if (std::isnan(value_of(code))) code = 0;
+  const std::int32_t seq_lens[] = {1}, query_start[] = {0, 1};
+  for (const std::int32_t heads : {3, 40}) {
+    const DecodeProblem problem{
+        .heads = heads, .out_dtype = Dtype::f32, .kv_format = KvFormat::fp8_e4m3, .page_size = 1};
+    auto builder = MetadataBuilder::create(backend, problem, {.max_requests = 1, .max_kv_tokens = 1}).value();
+    const auto step = builder.build(0, {.seq_lens = seq_lens, .query_start = query_start}).value();
+    const std::vector<std::uint16_t> q(static_cast<std::size_t>(heads * kWidth), 0x3f80);
+    std::vector<float> out(static_cast<std::size_t>(heads * kLatent), NAN);
+    const Status status = decode(step, {.q = dense(q.data(), Dtype::bf16, {1, heads, kWidth}),
+                                        .kv_cache = dense(codes.data(), Dtype::fp8_e4m3, {1, 1, kWidth}),
+                                        .pages = kOnePage,
+                                        .out = dense(out.data(), Dtype::f32, {1, heads, kLatent}),
+                                        .scale = 1e-3f});
+    ASSERT_TRUE(status.ok()) << status.message();
+    for (std::size_t i = 0; i < out.size(); ++i)
+      EXPECT_EQ(out[i], value_of(codes[i % kLatent]))
+          << "code " << int{codes[i % kLatent]} << " of " << heads << " heads";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, E4m3, each_kernel(), kernel_test_name);
+
+}  // namespace
+}  // namespace latte::testkit
