@@ -1,6 +1,6 @@
 // O = softmax(scale * Q K^T) V with fp32 multiply-adds, for any format, any width that is a multiple of 16, any target.
 //
-//   tokens --widen--> [24][192] fp32 --scores--> s[panel][step][lanes] --absorb--> the same, now P^T
+//   tokens --widen--> [24][192] fp32 --scores--> s[64 tokens][rows] --absorb--> the same, now P^T
 //                      ^ q[panel][W / 2][2][lanes], packed once per piece                  v
 //   tokens --widen--> [64][64] fp32 ----------------------------------------------> accumulate --> o
 //
@@ -48,6 +48,7 @@ inline constexpr std::int32_t kPair = kLanes > 1 ? 2 : 1;  // key values a broad
 // then loaded and stored once.
 inline constexpr std::int32_t kKeys = 24, kKeyColumns = 192;
 inline constexpr std::int32_t kValueColumns = 64;
+static_assert(kKeys % kTokens == 0 && kKeyColumns % 16 == 0 && kValueColumns % 16 == 0);
 
 // Lines are fetched a few at a time, at every turn of so many columns of a register block of `scores`, or tokens of one
 // of `accumulate`: of what is asked for faster than memory can give it, the processor drops a part.
@@ -295,11 +296,13 @@ HWY_INLINE void accumulate_block(Work& w, std::int32_t row, Wide from, float* HW
     for (std::int32_t i = 0; i < vectors; ++i) hn::StoreU(acc[r][i], d, o + r * w.v_width + i * kLanes);
 }
 
-// The last, smaller group of rows gets wider blocks, so that there are still enough accumulators to hide latency.
+// The last group of rows gets wider blocks if it is small, so that there are more accumulators to hide latency.
+constexpr std::int32_t vectors_of(std::int32_t rows) { return rows * 2 >= kRows ? 2 : 4; }
+
 template <std::int32_t rows>
 HWY_INLINE void accumulate_rows(Work& w, std::int32_t row, Wide v, std::int32_t column, std::int32_t columns,
                                 std::int32_t tokens) {
-  constexpr std::int32_t vectors = rows * 2 >= kRows ? 2 : 4;
+  constexpr std::int32_t vectors = vectors_of(rows);
   float* o = w.s.o + static_cast<std::int64_t>(row) * w.v_width + column;
   std::int32_t c = 0;
   for (; c + vectors * kLanes <= columns; c += vectors * kLanes)
@@ -346,8 +349,10 @@ HWY_NOINLINE void run(const Piece& piece) {
   pack_query(w);
   const std::int32_t key_lines =
       w.ahead.share(kStep / 2, std::int64_t{w.panels} * (kScores / kTokens) * ceil_div(w.width, kTurnColumns));
-  const std::int32_t value_lines =
-      w.ahead.share(kStep / 2, ceil_div(w.rows, kRows) * ceil_div(w.v_width, 2 * kLanes) * (kStep / kTurnTokens));
+  const auto blocks = [&](std::int32_t rows) { return ceil_div(w.v_width, vectors_of(rows) * kLanes); };
+  const std::int32_t tail = w.rows % kRows;
+  const std::int64_t value_blocks = w.rows / kRows * blocks(kRows) + (tail > 0 ? blocks(tail) : 0);
+  const std::int32_t value_lines = w.ahead.share(kStep / 2, value_blocks * (kStep / kTurnTokens));
   for (std::int32_t t = piece.record.kv_begin; t < piece.record.kv_end; t += kStep) {
     const std::int32_t tokens = std::min(kStep, piece.record.kv_end - t), done = t - piece.record.kv_begin;
     if (done > 0 && done % kFoldTokens == 0) fold_sums(w);

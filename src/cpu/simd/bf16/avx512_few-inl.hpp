@@ -40,8 +40,8 @@ struct Avx512Few {
   static constexpr int kFetchInto = 1;
 
   static std::int32_t score_turns(const Work& w) {
-    constexpr std::int32_t tail[] = {0, 1, 2, 4};  // turns of 16 tokens
-    return kPair / kPanel * (w.rows / kGroup * kSums / kGroup + tail[w.rows % kGroup]);
+    const std::int32_t tail = w.rows % kGroup;
+    return kPair * (w.rows / kGroup) / tokens_of(kGroup) + (tail > 0 ? kPair / tokens_of(group_of(tail)) : 0);
   }
   static std::int32_t fetch_turns(const Work& w) { return score_turns(w) * Avx512::turns_a_key(w); }
   static std::int32_t accumulate_turns(const Work& w) {
@@ -59,13 +59,11 @@ struct Avx512Few {
       for (std::int32_t row = 0; row < cell.rows; row += kGroup) {
         const std::uint16_t* q = w.s.q + static_cast<std::int64_t>(cell.row() + row) * w.width;
         float* s = cell.s + (row / kPanel * kPair + t) * kPanel + row % kPanel;
-        const std::int32_t left = cell.rows - row;
-        if (left > 2)  // three rows and one of zeros are faster than two and one
-          score_group<kGroup>(w, tile, q, s, aside);
-        else if (left == 2)
-          score_group<2>(w, tile, q, s, aside);
-        else
-          score_group<1>(w, tile, q, s, aside);
+        switch (group_of(cell.rows - row)) {
+          case 1: score_group<1>(w, tile, q, s, aside); break;
+          case 2: score_group<2>(w, tile, q, s, aside); break;
+          default: score_group<kGroup>(w, tile, q, s, aside);
+        }
       }
     }
   }
@@ -82,8 +80,11 @@ struct Avx512Few {
   HWY_INLINE static void gather_row(const Work& w, std::int32_t r, float* row) { gather_panels(w, r, row); }
 
  private:
-  static constexpr std::int32_t kSums = 16;    // in registers: 4 rows x 4 tokens, 2 x 8 or 1 x 16; 8 rows x 2 panels
-  static constexpr std::int32_t kGroup = 4;    // rows of scores
+  static constexpr std::int32_t kSums = 16;  // in registers: 4 rows x 4 tokens, 2 x 8 or 1 x 16; 8 rows x 2 panels
+  static constexpr std::int32_t kGroup = 4;  // rows of scores
+  // Of those left: three take a row of zeros along, which is faster than two and one.
+  static constexpr std::int32_t group_of(std::int32_t left) { return left > 2 ? kGroup : left; }
+  static constexpr std::int32_t tokens_of(std::int32_t rows) { return kSums / rows; }
   static constexpr std::int32_t kBlock = 8;    // rows of sums
   static constexpr std::int32_t kColumns = 8;  // the most panels of them, for one or two rows
   static constexpr std::int32_t columns_of(std::int32_t rows) { return rows > 4 ? 2 : rows > 2 ? 4 : kColumns; }
@@ -92,7 +93,7 @@ struct Avx512Few {
   template <std::int32_t rows, class Aside>
   HWY_INLINE static void score_group(const Work& w, const KeyTile& tile, const std::uint16_t* q, float* s,
                                      Aside& aside) {
-    constexpr std::int32_t tokens = kSums / rows;
+    constexpr std::int32_t tokens = tokens_of(rows);
     for (std::int32_t t = 0; t < kPanel; t += tokens) {
       score_block<rows>(w, tile.data + t * tile.stride, tile.stride, q, s + t * kPanel, aside);
       aside.step();
@@ -102,7 +103,7 @@ struct Avx512Few {
   template <std::int32_t rows, class Aside>
   HWY_INLINE static void score_block(const Work& w, const std::uint16_t* k, std::int64_t stride, const std::uint16_t* q,
                                      float* s, Aside& aside) {
-    constexpr std::int32_t tokens = kSums / rows;
+    constexpr std::int32_t tokens = tokens_of(rows);
     __m512 acc[kSums];
     for (__m512& a : acc) a = _mm512_setzero_ps();
     for (std::int32_t c = 0; c < w.width;) {

@@ -133,12 +133,14 @@ HWY_INLINE void stage_query(const Work& w, std::int32_t r, std::uint16_t* dst) {
 // How decode's queries lie.
 enum class Queries {
   paired,  // q[panel][width / 2][16 rows][2]: the rows' value pairs, transposed
-  plain,   // q[row][width], up to a whole panel
+  plain,   // q[row][width]; the scores of rows past the end, which nobody computes, are zero
 };
 
 template <Queries layout>
 HWY_INLINE void pack_query(Work& w) {
   reset_rows(w, kNegInf);
+  if constexpr (layout == Queries::plain)
+    for (float* scores : w.s.s) std::fill(scores, scores + kStrip * kPair, 0.0f);
   for (std::int32_t panel = 0; panel < w.panels; ++panel) {
     // Where pairs are to be made, keys are not in use yet: 16 rows side by side.
     std::uint16_t* rows =
