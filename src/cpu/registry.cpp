@@ -13,8 +13,8 @@ std::int32_t ticks(double ns) { return std::max(1, static_cast<std::int32_t>(ns)
 CostModel cost_model(const Kernel& kernel, const DecodeProblem& problem, std::int32_t row_tile) {
   constexpr double kReferenceWidth = 512 + 64 + 512, kReferenceBytes = 1152;
   // Packing a query row and writing its output; writing a partial row, reading it back and joining it. From the times
-  // of 64q1s64 and of 64q1s256 with uniform:1, 2 and 4, at 16 and 128 heads, on one thread of a Zen 4.
-  constexpr double kPieceNs = 500, kPieceRowNs = 200, kSplitNs = 500, kSplitRowNs = 330;
+  // of 64q1s64 and of 64q1s256 with uniform:1, 2 and 4, at 16 and 128 heads, on one thread of a Zen 5.
+  constexpr double kPieceNs = 500, kPieceRowNs = 130, kSplitNs = 1000, kSplitRowNs = 200;
   const double width = (2.0 * problem.latent + problem.rope) / kReferenceWidth;
   const double bytes = static_cast<double>(kv_token_elements(problem.kv_format, problem.latent, problem.rope)) *
                        static_cast<double>(dtype_bytes(kv_element_dtype(problem.kv_format))) / kReferenceBytes;
