@@ -160,9 +160,9 @@ inline void keep(const T& value) {
 }
 
 // How fast a kernel is: what the planner's cost model is made of (docs/plan.md). From `latte bench` on one thread with
-// 1 to 128 heads, on a Zen 5; amx with 1 and 16 on an Emerald Rapids; neon is a guess, nobody has measured it.
-// Prefill's from 8, 16, 64 and 128 query tokens over 4096, in processor time of a Zen 4; its amx is computed from the
-// time of a tile product.
+// 1 to 128 heads, on a Zen 5; scalar with 1 and 16 on a Zen 4, amx on an Emerald Rapids; neon is a guess, nobody has
+// measured it. Prefill's from 8, 16, 64 and 128 query tokens over 4096, in processor time of a Zen 4; its amx is
+// computed from the time of a tile product.
 struct Speed {
   double block_ns;       // reading and staging a block of kKvBlock tokens
   double row_block_ns;   // arithmetic of one row over one block, 512/64 in decode, 192/128 in prefill

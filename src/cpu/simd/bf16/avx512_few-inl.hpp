@@ -82,7 +82,7 @@ struct Avx512Few {
  private:
   static constexpr std::int32_t kSums = 16;  // in registers: 4 rows x 4 tokens, 2 x 8 or 1 x 16; 8 rows x 2 panels
   static constexpr std::int32_t kGroup = 4;  // rows of scores
-  // Of those left: three take a row of zeros along, which is faster than two and one.
+  // Of those left: three take a row of zeros along.
   static constexpr std::int32_t group_of(std::int32_t left) { return left > 2 ? kGroup : left; }
   static constexpr std::int32_t tokens_of(std::int32_t rows) { return kSums / rows; }
   static constexpr std::int32_t kBlock = 8;    // rows of sums
