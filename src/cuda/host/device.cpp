@@ -66,18 +66,9 @@ class RelaxedCapture {
 
 }  // namespace
 
-Gpu::Use::Use(int ordinal) : error_(cudaGetDevice(&before_)) {
-  if (error_ == cudaSuccess && before_ != ordinal) {
-    error_ = cudaSetDevice(ordinal);
-    changed_ = true;  // also where it failed: which device is current then is not told
-  }
-}
-Gpu::Use::~Use() {
-  if (changed_ && cudaSetDevice(before_) != cudaSuccess) cudaGetLastError();  // nobody else's business
-}
-
 cudaError_t Gpu::start() {
-  const Use use(ordinal_);
+  if (const cudaError_t error = context_.retain(); error != cudaSuccess) return error;
+  const Context::Use use(context_);
   if (use.error() != cudaSuccess) return use.error();
   const RelaxedCapture relaxed;
   return cudaFree(nullptr);
@@ -96,7 +87,7 @@ Result<void*> Gpu::allocate(std::size_t bytes, Memory where) {
 
 void Gpu::release(void* memory, Memory where) noexcept {
   if (memory == nullptr) return;
-  const Use use(ordinal_);
+  const Context::Use use(context_);
   if (where == Memory::device)
     cudaFree(memory);
   else
@@ -133,7 +124,7 @@ Result<void*> Gpu::make_stream() {
 }
 
 void Gpu::release_stream(void* stream) noexcept {
-  const Use use(ordinal_);
+  const Context::Use use(context_);
   cudaStreamDestroy(as_stream(stream));
 }
 
@@ -152,7 +143,7 @@ Result<void*> Gpu::make_event(bool timed) {
 }
 
 void Gpu::release_event(void* event) noexcept {
-  const Use use(ordinal_);
+  const Context::Use use(context_);
   cudaEventDestroy(static_cast<cudaEvent_t>(event));
 }
 
@@ -216,7 +207,7 @@ Status Gpu::launch_graph(void* graph, Stream stream) {
 }
 
 void Gpu::release_graph(void* graph) noexcept {
-  const Use use(ordinal_);
+  const Context::Use use(context_);
   cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph));
 }
 

@@ -4,12 +4,13 @@
 #include <cuda_runtime_api.h>
 #include <utility>
 
+#include "cuda/host/context.hpp"
 #include "cuda/host/cuda.hpp"
 #include "cuda/host/errors.hpp"
 
 // The rest of a function of Gpu runs with its device current, or is not reached.
-#define LATTE_USE_DEVICE() \
-  const Use use(ordinal_); \
+#define LATTE_USE_DEVICE()          \
+  const Context::Use use(context_); \
   LATTE_RETURN_IF_CUDA_ERROR(use.error(), "a device that can be used")
 
 namespace latte::cuda {
@@ -18,7 +19,7 @@ inline cudaStream_t as_stream(Stream stream) { return static_cast<cudaStream_t>(
 
 class Gpu final : public Device {
  public:
-  Gpu(int ordinal, DeviceInfo info) : ordinal_(ordinal), info_(std::move(info)) {}
+  Gpu(int ordinal, DeviceInfo info) : context_(ordinal), info_(std::move(info)) {}
   const DeviceInfo& info() const override { return info_; }
   cudaError_t start();  // makes the driver's state for this process, which all else needs
 
@@ -60,23 +61,7 @@ class Gpu final : public Device {
   Result<Ceilings> measure_ceilings(bool fp8) override;
 
  private:
-  // Makes the device current for the calling thread, and undoes it. Where that fails another one may be current, and
-  // nothing may be asked of it.
-  class Use {
-   public:
-    explicit Use(int ordinal);
-    ~Use();
-    Use(const Use&) = delete;
-    Use& operator=(const Use&) = delete;
-    cudaError_t error() const { return error_; }
-
-   private:
-    int before_ = 0;
-    bool changed_ = false;
-    cudaError_t error_;
-  };
-
-  const int ordinal_;
+  Context context_;
   const DeviceInfo info_;
 };
 
