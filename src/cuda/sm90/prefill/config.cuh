@@ -132,8 +132,8 @@ struct Maps {
   CUtensorMap q, k, v;  // of the type that is multiplied; v not transposed
 };
 
-// The slack of rows that see everything: more than a piece has rows, and far from overflow.
-inline constexpr std::int32_t kMaskNone = 1 << 16;
+// The slack of rows that see everything: more than a piece has rows, and no more than limits keep free of integers.
+inline constexpr std::int32_t kMaskNone = 2048;
 
 struct Share {
   const PrefillCall& call;
