@@ -29,8 +29,8 @@ Result<Choice> completed(Result<Choice> choice) {
   PlanConfig& plan = choice->plan;
   if (const auto sizes = plan_sizes(plan); !sizes.ok()) return sizes.status();
   if (plan.policy.kind == PolicyKind::batch_invariant)
-    plan.policy.n =
-        static_cast<std::int32_t>(std::min<std::int64_t>(round_up(plan.policy.n, plan.kv_block), INT32_MAX));
+    plan.policy.n = static_cast<std::int32_t>(
+        std::min<std::int64_t>(round_up(plan.policy.n, plan.kv_block), INT32_MAX / plan.kv_block * plan.kv_block));
   return choice;
 }
 

@@ -144,6 +144,11 @@ const std::vector<DecodeCase>& decode_cases() {
          s.page_indices.pop_back();
          s.use_page_lists(a);
        }},
+      {"indptr without lists", missing_argument, "pages.page_indices",
+       [](Step& s, DecodeArgs& a) {
+         s.use_page_lists(a);
+         a.pages.page_indices = {};
+       }},
       {"a listed page id past the cache", invalid_argument, "pages.page_indices",
        [](Step& s, DecodeArgs& a) {
          s.page_indices[4] = 1 << 30;

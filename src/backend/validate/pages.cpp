@@ -72,6 +72,13 @@ Status check_block_table(const PageDemand& demand, const PageTable& pages, std::
   return {};
 }
 
+// page_indptr alone is a part of a pair; with a list that is too short it is a whole one.
+Status too_few_listed(const PageTable& pages, const std::string& least) {
+  const char* field = "pages.page_indices";
+  return pages.page_indices.data() == nullptr ? missing(field, ">= " + least)
+                                              : invalid(field, ">= " + least, text(pages.page_indices.size()));
+}
+
 Status check_page_lists(const PageDemand& demand, const PageTable& pages, std::int64_t page_count) {
   const char* field = "pages.page_indptr";
   const std::span<const std::int32_t> indptr = pages.page_indptr;
@@ -85,9 +92,7 @@ Status check_page_lists(const PageDemand& demand, const PageTable& pages, std::i
     if (indptr[b + 1] < indptr[b])
       return invalid(field, "entries that do not fall", text(indptr[b + 1]) + " after " + text(indptr[b]));
   const auto listed = static_cast<std::int64_t>(pages.page_indices.size());
-  if (indptr.back() > listed)
-    return invalid("pages.page_indices", ">= " + text(indptr.back()) + " entries, the last of page_indptr",
-                   text(listed));
+  if (indptr.back() > listed) return too_few_listed(pages, text(indptr.back()) + " entries, the last of page_indptr");
   if (listed > 0 && pages.page_indices.data() == nullptr) return missing("pages.page_indices", "a pointer", "null");
   for (std::size_t b = 0; b < requests; ++b) {
     const std::int64_t needed = pages_needed(demand, static_cast<std::int64_t>(b));
@@ -125,8 +130,7 @@ Status check_device_page_lists(const PageDemand& demand, const PageTable& pages)
   std::int64_t needed = 0;
   for (std::int64_t b = 0; b < demand.known_requests(); ++b) needed += pages_needed(demand, b);
   if (needed > static_cast<std::int64_t>(pages.page_indices.size()))
-    return invalid("pages.page_indices", ">= " + text(needed) + " entries, which the step's requests need",
-                   text(pages.page_indices.size()));
+    return too_few_listed(pages, text(needed) + " entries, which the step's requests need");
   return {};
 }
 
