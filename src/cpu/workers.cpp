@@ -35,6 +35,21 @@ void count_forks() {
   if (error != 0) throw std::bad_alloc();
 }
 
+// Lets callers in a child of fork come one after the other. What a thread of another process held, when that was forked
+// in turn, is nobody's here.
+class TurnInChild {
+ public:
+  void lock() {
+    const std::uint32_t here = forks.load(std::memory_order_relaxed);  // not 0 in a child
+    for (std::uint32_t held = 0; !holder_.compare_exchange_weak(held, here, std::memory_order_acquire);)
+      if (held == here) held = 0, sched_yield();
+  }
+  void unlock() { holder_.store(0, std::memory_order_release); }
+
+ private:
+  std::atomic<std::uint32_t> holder_{0};
+};
+
 // Looks so often whether it is done. Whoever is waited for may have no processor but this one, which somebody else's
 // load can bring about at any time: so it is offered now and then. Alone on its processor a thread gets it right back.
 template <class Done>
@@ -81,7 +96,7 @@ struct Workers::State {
 
   // A child of fork has none of the threads, and whatever they and their callers held at that moment is held for good.
   const std::uint32_t home = forks.load(std::memory_order_relaxed);
-  std::mutex turn_elsewhere;
+  TurnInChild turn_elsewhere;
   bool elsewhere() const { return forks.load(std::memory_order_relaxed) != home; }
 
   void loop(std::int32_t worker) {

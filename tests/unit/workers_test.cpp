@@ -246,6 +246,44 @@ TEST(Fork, AChildDoesTheWorkByItselfAndEnds) {
   after.expect_each_once(4);
 }
 
+// A thread that is not there any more may have been at work in the child when that was forked in turn.
+TEST(Fork, AGrandchildDoesNotWaitForThreadsOfTheChild) {
+  struct Gate {
+    std::atomic<bool> entered{false}, open{false};
+    static void task(void* context, std::int32_t) {
+      auto& gate = *static_cast<Gate*>(context);
+      gate.entered = true;
+      while (!gate.open) std::this_thread::yield();
+    }
+  };
+  Workers workers(2);
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(60);
+    Gate gate;
+    std::thread busy([&] { workers.run(1, Gate::task, &gate); });
+    while (!gate.entered) std::this_thread::yield();
+    const pid_t grandchild = fork();
+    if (grandchild == 0) {
+      alarm(20);
+      Tally tally;
+      workers.run(2, Tally::task, &tally);
+      _exit(tally.runs[0] == 1 && tally.runs[1] == 1 ? 0 : 1);
+    }
+    int status = -1;
+    const bool right = waitpid(grandchild, &status, 0) == grandchild && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    gate.open = true;
+    busy.join();
+    Tally tally;
+    workers.run(2, Tally::task, &tally);
+    _exit(right && tally.runs[0] == 1 && tally.runs[1] == 1 ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status)) << "killed by signal " << WTERMSIG(status);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
 TEST(WorkersThreads, AsManyAreAvailableAsTheAffinityMaskHasProcessors) {
   cpu_set_t before;
   ASSERT_EQ(sched_getaffinity(0, sizeof(before), &before), 0);
