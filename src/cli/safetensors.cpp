@@ -43,27 +43,58 @@ Status bad(std::string field, std::string expected, std::string got) {
   return Status(Code::invalid_argument, std::move(field), std::move(expected), std::move(got));
 }
 
-// Json keeps the last of equal keys, which would hide a tensor; this rejects them, and nesting no header has.
+// Reads a header without keeping it, to refuse at once what no header has: nesting, more entries than anybody writes,
+// and equal keys, of which Json would keep the last and hide a tensor.
 class HeaderGuard {
  public:
-  bool operator()(int depth, Json::parse_event_t event, Json& parsed) {
-    if (!problem_.empty()) return false;
-    if (event == Json::parse_event_t::object_start || event == Json::parse_event_t::array_start) {
-      if (depth > kMaxDepth) problem_ = "deeper nesting";
-      if (event == Json::parse_event_t::object_start) keys_.emplace_back();
-    } else if (event == Json::parse_event_t::object_end) {
-      if (!keys_.empty()) keys_.pop_back();
-    } else if (event == Json::parse_event_t::key && !keys_.empty()) {
-      const auto& key = parsed.get_ref<const std::string&>();
-      if (!keys_.back().insert(key).second) problem_ = "the key " + shown(key) + " twice";
-    }
-    return problem_.empty();
+  using Text = Json::string_t;
+  bool null() { return value(); }
+  bool boolean(bool) { return value(); }
+  bool number_integer(Json::number_integer_t) { return value(); }
+  bool number_unsigned(Json::number_unsigned_t) { return value(); }
+  bool number_float(Json::number_float_t, const Text&) { return value(); }
+  bool string(const Text&) { return value(); }
+  bool binary(const Json::binary_t&) { return value(); }
+  bool start_object(std::size_t) { return open(); }
+  bool start_array(std::size_t) { return open(); }
+  bool end_object() { return close(); }
+  bool end_array() { return close(); }
+  bool key(const Text& key) {
+    if (levels_.back().keys.insert(key).second) return true;
+    return refuse("the key " + shown(key) + " twice");
   }
+  bool parse_error(std::size_t, const std::string&, const Json::exception&) { return false; }
+
+  // Empty where the text is a header as far as this can tell, or no JSON at all.
   const std::string& problem() const { return problem_; }
 
  private:
-  static constexpr int kMaxDepth = 2;
-  std::vector<std::set<std::string>> keys_;
+  struct Level {
+    std::set<std::string> keys;
+    std::size_t values = 0;
+  };
+  static constexpr std::size_t kMaxLevels = 3;  // the header, a tensor, its shape
+
+  bool refuse(std::string problem) {
+    problem_ = std::move(problem);
+    return false;
+  }
+  bool value() {
+    if (levels_.empty() || ++levels_.back().values <= kMaxTensors + 1) return true;  // the metadata is one more
+    return refuse(fmt::format("more than {} {}", kMaxTensors, levels_.size() == 1 ? "tensors" : "values in one place"));
+  }
+  bool open() {
+    if (levels_.size() == kMaxLevels) return refuse("deeper nesting");
+    if (!value()) return false;
+    levels_.emplace_back();
+    return true;
+  }
+  bool close() {
+    levels_.pop_back();
+    return true;
+  }
+
+  std::vector<Level> levels_;
   std::string problem_;
 };
 
@@ -177,12 +208,11 @@ std::string shape_text(std::span<const std::int64_t> shape) { return fmt::format
 
 Result<SafetensorsHeader> parse_safetensors_header(std::string_view json_text, std::uint64_t data_bytes) {
   HeaderGuard guard;
-  const Json json = Json::parse(json_text, std::ref(guard), /*allow_exceptions=*/false);
-  if (!guard.problem().empty()) return bad("safetensors header", "an object of tensors", guard.problem());
-  if (json.is_discarded()) return bad("safetensors header", "JSON in UTF-8", "something else");
+  if (!Json::sax_parse(json_text, &guard))
+    return guard.problem().empty() ? bad("safetensors header", "JSON in UTF-8", "something else")
+                                   : bad("safetensors header", "an object of tensors", guard.problem());
+  const Json json = Json::parse(json_text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return bad("safetensors header", "a JSON object", json.type_name());
-  if (json.size() > kMaxTensors)
-    return bad("safetensors header", fmt::format("at most {} tensors", kMaxTensors), fmt::format("{}", json.size()));
 
   SafetensorsHeader header;
   for (const auto& [name, value] : json.items()) {

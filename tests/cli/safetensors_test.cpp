@@ -163,6 +163,21 @@ TEST(Safetensors, MalformedHeadersAreRefusedWithAReason) {
          return text;
        }(),
        0, "nesting"},
+      // Refused while it is read, which takes long otherwise.
+      {"a million tensors",
+       [] {
+         std::string text = "{";
+         for (int i = 0; i < 1'000'000; ++i) text += "\"" + std::to_string(i) + "\":{},";
+         return text;
+       }(),
+       0, "more than 65536 tensors"},
+      {"a million extents",
+       [] {
+         std::string text = R"({"t":{"shape":[)";
+         for (int i = 0; i < 1'000'000; ++i) text += "1,";
+         return text;
+       }(),
+       0, "more than 65536 values"},
   };
   for (const auto& row : rows) {
     const std::string bytes = file_of(row.json, row.data_bytes);
