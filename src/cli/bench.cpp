@@ -220,6 +220,11 @@ int run(const BenchOptions& options) {
   if (!backend) return fail(backend.status());
   if (options.overlap != "off" && !backend->on_device())
     return fail(Status(Code::unsupported, "--overlap", "off: only a device's kernels can overlap", options.overlap));
+  // Ceilings are those of the threads that work. (On a device they are the whole device's.)
+  choice.threads = backend->on_device() ? choice.threads : plan->settings.workers;
+  const bool some = choice.threads > 0 && choice.threads < backend->workers();
+  const Result<Backend> working = some ? choice.open(/*tell=*/false) : backend;
+  if (!working) return fail(working.status());
   const MachineInfo info = backend->info();
   std::map<std::string, std::string> kernels;  // whose ceilings are measured, by ceiling_key
   for (const BenchPlan::Row& row : plan->rows) {
@@ -242,7 +247,7 @@ int run(const BenchOptions& options) {
     Progress progress("measuring", plan->rows.size() + 2);
     const auto measure_ceilings = [&](Ceilings TwoCeilings::*when) -> Status {
       for (const auto& [key, kernel] : kernels) {
-        const Result<Ceilings> measured = backend->measure_ceilings(kernel);
+        const Result<Ceilings> measured = working->measure_ceilings(kernel);
         if (!measured) return measured.status();
         ceilings[key].*when = *measured;
       }
