@@ -42,7 +42,7 @@ class Comparer {
     for (std::int32_t d = 0; d < oracle_.latent; ++d) {
       const double e = distance(got[d], want[d]);
       error += e * e;
-      norm += want[d] * want[d];
+      if (std::isfinite(want[d])) norm += want[d] * want[d];  // an infinity is asked for as it is
       if (e > worst_column_error) {
         worst_column_error = e;
         worst_column = d;

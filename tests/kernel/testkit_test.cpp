@@ -110,6 +110,29 @@ TEST(Compare, RejectsNanAnywhere) {
   EXPECT_FALSE(answered.compared().ok);
 }
 
+// A file may expect infinities. Where one is missing that is told, and where all are there the rest is compared.
+TEST(Compare, WantsInfinitiesAsTheyAre) {
+  for (const bool missing : {false, true}) {
+    Answered answered(small_case());
+    const DecodeCase& c = answered.batch.description();
+    answered.oracle.out[static_cast<std::size_t>((3 * c.heads + 1) * c.latent + 5)] = INFINITY;
+    if (!missing) answered.set_out(3, 1, 5, INFINITY);
+    const Comparison exact = answered.compared();
+    EXPECT_EQ(exact.ok, !missing) << exact.message;
+    if (missing) {
+      EXPECT_EQ(exact.worst.token, 3);
+      EXPECT_EQ(exact.worst.head, 1);
+      EXPECT_EQ(exact.worst.column, 5);
+    }
+    for (std::int64_t token = 0; token < 4; ++token)
+      for (std::int32_t head = 0; head < c.heads; ++head)
+        for (std::int32_t d = 0; d < c.latent; ++d)
+          if (std::isfinite(answered.oracle.out_row(token, head)[d]))
+            answered.set_out(token, head, d, 1.005 * answered.oracle.out_row(token, head)[d]);
+    EXPECT_FALSE(answered.compared().ok) << "errors spread over the batch";
+  }
+}
+
 TEST(Compare, RejectsAnythingButZeroInRowsThatSeeNothing) {
   Answered answered(small_case());
   answered.set_out(2, 0, 0, 1e-30);
