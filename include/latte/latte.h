@@ -707,7 +707,8 @@ static inline latte_prefill_args latte_prefill_args_init(void) {
  *
  * cuda, graphs: the call can be captured.
  *   - Without context a replay runs the step that was built into the slot last, if that one has no context either and
- *     the captured one had query tokens and rows of k and v. Rows behind the captured tensors are dropped.
+ *     the captured one had query tokens and rows of k and v. Rows of q, out and lse behind the captured tensors are
+ *     dropped; k and v must have had rows for all tokens of every later step (missing ones count as zeros).
  *   - With context a replay repeats the captured step, chunk by chunk: `expand` may only queue work in the stream, and
  *     nothing else may be built into the slot. */
 LATTE_API LATTE_NODISCARD latte_code latte_prefill(const latte_prefill_metadata* metadata,

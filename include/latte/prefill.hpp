@@ -118,9 +118,10 @@ class PrefillBuilder {
 // On a device every address is a device address, bases and outer strides are multiples of 16 bytes, and the call
 // returns when the work is queued. It can be captured in a graph. Without context, a replay runs the step that was
 // built into the slot last, if that one has no context either and the captured one had query tokens and rows of k and
-// v; rows behind the captured tensors are dropped. With context, a replay repeats the captured step, chunk by chunk,
-// for which `expand` may only queue work in the stream, and nothing else may be built into the slot. k and v may be
-// left out when the step brings no new keys. lse is always available, also with context.
+// v; rows of q, out and lse behind the captured tensors are dropped, while k and v must have had rows for all tokens of
+// every later step (missing ones count as keys and values of zeros). With context, a replay repeats the captured step,
+// chunk by chunk, for which `expand` may only queue work in the stream, and nothing else may be built into the slot. k
+// and v may be left out when the step brings no new keys. lse is always available, also with context.
 Status prefill(const PrefillMetadata& metadata, const PrefillArgs& args);
 
 }  // namespace latte
