@@ -1,6 +1,7 @@
 // Every one of the 256 codes of e4m3, normal, subnormal, zero and NaN, of either sign, on its way through a kernel.
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -68,6 +69,39 @@ TEST_P(E4m3, OfASingleTokenIsTheOutput) {
     for (std::size_t i = 0; i < out.size(); ++i)
       EXPECT_EQ(out[i], value_of(codes[i % kLatent]))
           << "code " << int{codes[i % kLatent]} << " of " << heads << " heads";
+  }
+}
+
+// With a scale for every 128 of them. The product has more digits than bf16, and where a group's are all alike whatever
+// is lost of one is lost of all: at scores of 1000 the LSE shows it. One head, a few, and many.
+TEST_P(E4m3, ScaledByGroupsKeepTheLseOfLargeScores) {
+  const float scales[] = {0.0022371328f, 0.0011171328f, 0.0022323f, 0.00067771f};
+  std::vector<std::byte> token(656);
+  double latent = 0;
+  for (std::size_t i = 0; i < 512; ++i) {
+    token[i] = std::byte{0x7e};
+    latent += 448.0 * scales[i / 128];
+  }
+  std::memcpy(&token[512], scales, sizeof scales);
+  for (std::size_t i = 0; i < 64; ++i) store(Dtype::bf16, 0.5, &token[528 + 2 * i]);
+  const std::int32_t seq_lens[] = {1}, query_start[] = {0, 1};
+  for (const std::int32_t heads : {1, 3, 16, 40}) {
+    const DecodeProblem problem{
+        .heads = heads, .out_dtype = Dtype::f32, .kv_format = KvFormat::fp8_ds_mla, .page_size = 1};
+    auto builder = MetadataBuilder::create(backend, problem, {.max_requests = 1, .max_kv_tokens = 1}).value();
+    const auto step = builder.build(0, {.seq_lens = seq_lens, .query_start = query_start}).value();
+    const std::vector<std::uint16_t> q(static_cast<std::size_t>(heads * kWidth), 0x3f80);
+    std::vector<float> out(static_cast<std::size_t>(heads * kLatent), NAN), lse(static_cast<std::size_t>(heads), NAN);
+    const float scale = 2.6f;
+    const Status status =
+        decode(step, {.q = dense(q.data(), Dtype::bf16, {1, heads, kWidth}),
+                      .kv_cache = dense(token.data(), kv_element_dtype(problem.kv_format), {1, 1, 656}),
+                      .pages = kOnePage,
+                      .out = dense(out.data(), Dtype::f32, {1, heads, kLatent}),
+                      .lse = dense(lse.data(), Dtype::f32, {1, heads}),
+                      .scale = scale});
+    ASSERT_TRUE(status.ok()) << status.message();
+    for (const float got : lse) EXPECT_NEAR(got, scale * (latent + 64 * 0.5), 1e-3) << heads << " heads";
   }
 }
 

@@ -21,7 +21,8 @@ class Amx {
   static constexpr std::int32_t kTile = kPanel * kPair;      // elements of a tile of p or v
   static constexpr std::int32_t kOutTile = kPanel * kPanel;  // elements of a tile of sums
 
-  static std::int32_t score_turns(const Work& w) { return std::max(w.width / kPair - 1, 1); }  // without the first
+  // Without the first of each segment.
+  static std::int32_t score_turns(const Work& w) { return std::max(w.scored_width() / kPair - w.segments, 1); }
   static std::int32_t fetch_turns(const Work& w) { return score_turns(w); }
   static std::int32_t accumulate_turns(const Work& w) { return w.strips() * (w.column_panels / 2) * (w.step / kPair); }
 
@@ -29,9 +30,19 @@ class Amx {
   // way would keep the next ones waiting.
   template <class Aside>
   HWY_INLINE void score(const Work& w, const Cell& cell, Aside& aside) {
+    score_segments(
+        w, cell, [&](std::int32_t segment, float* s) __attribute__((always_inline)) {
+          score_segment(w, cell, segment, s, aside);
+          if (w.segments > 1) finish();  // its scores are wanted now
+        });
+  }
+
+  template <class Aside>
+  HWY_INLINE void score_segment(const Work& w, const Cell& cell, std::int32_t segment, float* s, Aside& aside) {
     const KeyTile* keys = cell.block->keys + cell.t / kPanel;
     const std::int64_t q_panel = static_cast<std::int64_t>(w.width) * kPanel;
     const std::uint16_t* q = w.s.q + cell.panel * q_panel;
+    const std::int32_t first = w.segment_begin(segment), end = w.segment_end(segment);
     if (cell.panels() == 2) {
       const auto turn = [&](std::int32_t c, const auto& begin) __attribute__((always_inline)) {
         Tiles::template load<4>(keys[0].data + c, keys[0].stride * 2);
@@ -39,33 +50,34 @@ class Amx {
         multiply_2x2(q + c * kPanel, q + q_panel + c * kPanel, begin);
       };
       turn(
-          0, [&]<int tile>() __attribute__((always_inline)) {
+          first, [&]<int tile>() __attribute__((always_inline)) {
             store_late<tile>();
             Tiles::template zero<tile>();
           });
-      aside.begin();
-      for (std::int32_t c = kPair; c < w.width; c += kPair) {
+      if (segment == 0) aside.begin();
+      for (std::int32_t c = first + kPair; c < end; c += kPair) {
         turn(c, nothing);
         aside.step();
         aside.fetch();
       }
-      late(cell.s, cell.s + kPair * kPanel, cell.s + kOutTile, cell.s + kPair * kPanel + kOutTile);
+      late(s, s + kPair * kPanel, s + kOutTile, s + kPair * kPanel + kOutTile);
     } else {
       finish();
-      score_panel(keys, w.width, aside, [&](std::int32_t c) { Tiles::template load_passing<6>(q + c * kPanel, 64); });
-      Tiles::template store<0>(cell.s);
-      Tiles::template store<1>(cell.s + kOutTile);
+      if (segment == 0) aside.begin();
+      score_panel(keys, first, end, aside,
+                  [&](std::int32_t c) { Tiles::template load_passing<6>(q + c * kPanel, 64); });
+      Tiles::template store<0>(s);
+      Tiles::template store<1>(s + kOutTile);
     }
   }
 
   // 32 tokens x 16 rows, in tiles 0 and 1. `load_query` has those of 32 of the width come into tile 6.
   template <class Aside, class LoadQuery>
-  HWY_INLINE static void score_panel(const KeyTile* keys, std::int32_t width, Aside& aside,
+  HWY_INLINE static void score_panel(const KeyTile* keys, std::int32_t first, std::int32_t end, Aside& aside,
                                      const LoadQuery& load_query) {
-    aside.begin();
     Tiles::template zero<0>();
     Tiles::template zero<1>();
-    for (std::int32_t c = 0; c < width; c += kPair) {
+    for (std::int32_t c = first; c < end; c += kPair) {
       load_query(c);
       Tiles::template load<4>(keys[0].data + c, keys[0].stride * 2);
       Tiles::template multiply<0, 4, 6>();
@@ -232,18 +244,22 @@ struct AmxNarrow {
   static constexpr int kFetchInto = 2;
   static constexpr Probabilities kProbabilities = Probabilities::spread;
 
-  static std::int32_t score_turns(const Work& w) { return w.width / kPair; }
+  static std::int32_t score_turns(const Work& w) { return w.scored_width() / kPair; }
   static std::int32_t fetch_turns(const Work& w) { return score_turns(w); }
   static std::int32_t accumulate_turns(const Work& w) { return w.column_panels / 2 * (w.step / kPanel); }
   static void finish() {}
 
   template <class Aside>
   HWY_INLINE static void score(const Work& w, const Cell& cell, Aside& aside) {
-    // All of the queries fit L1.
-    Wide::score_panel(cell.block->keys + cell.t / kPanel, w.width, aside,
-                      [&](std::int32_t c) { Tiles::template load<6>(w.s.q + c * kPanel, 64); });
-    Tiles::template store<0>(cell.s);
-    Tiles::template store<1>(cell.s + Wide::kOutTile);
+    aside.begin();
+    score_segments(
+        w, cell, [&](std::int32_t segment, float* s) __attribute__((always_inline)) {
+          // All of the queries fit L1.
+          Wide::score_panel(cell.block->keys + cell.t / kPanel, w.segment_begin(segment), w.segment_end(segment), aside,
+                            [&](std::int32_t c) { Tiles::template load<6>(w.s.q + c * kPanel, 64); });
+          Tiles::template store<0>(s);
+          Tiles::template store<1>(s + Wide::kOutTile);
+        });
   }
 
   template <class Aside>

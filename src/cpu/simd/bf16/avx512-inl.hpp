@@ -24,8 +24,8 @@ struct Avx512 {
   static constexpr std::int32_t kTurnColumns = 64;  // of scores, between fetches
 
   template <std::int32_t panels, class Aside>
-  HWY_INLINE static void score_block(const Work& w, const Block& block, std::int32_t t, std::int32_t panel, float* s,
-                                     std::int64_t s_panel, Aside& aside) {
+  HWY_INLINE static void score_block(const Work& w, const Block& block, std::int32_t segment, std::int32_t t,
+                                     std::int32_t panel, float* s, std::int64_t s_panel, Aside& aside) {
     const KeyTile& tile = block.keys[t / kPanel];
     const std::uint16_t* k = tile.data + t % kPanel * tile.stride;
     const std::uint16_t* q = w.s.q + static_cast<std::int64_t>(panel) * w.width * kPanel;
@@ -33,8 +33,9 @@ struct Avx512 {
     __m512 acc[kBlock][panels];
     for (auto& token : acc)
       for (__m512& a : token) a = _mm512_setzero_ps();
-    for (std::int32_t c = 0; c < w.width;) {
-      for (const std::int32_t end = std::min(c + kTurnColumns, w.width); c < end; c += 2) {
+    const std::int32_t last = w.segment_end(segment);
+    for (std::int32_t c = w.segment_begin(segment); c < last;) {
+      for (const std::int32_t end = std::min(c + kTurnColumns, last); c < end; c += 2) {
         __m512i query[panels];
         for (std::int32_t p = 0; p < panels; ++p) query[p] = _mm512_loadu_si512(q + p * q_panel + c * kPanel);
         HWY_UNROLL(8)
@@ -49,9 +50,11 @@ struct Avx512 {
       for (std::int32_t p = 0; p < panels; ++p) _mm512_storeu_ps(s + p * s_panel + i * kPanel, acc[i][p]);
   }
 
-  static std::int32_t turns_a_key(const Work& w) { return static_cast<std::int32_t>(ceil_div(w.width, kTurnColumns)); }
-  static std::int32_t score_turns(const Work&) { return kPair / kBlock; }
-  static std::int32_t fetch_turns(const Work& w) { return score_turns(w) * turns_a_key(w); }
+  static std::int32_t turns_a_key(const Work& w) {
+    return static_cast<std::int32_t>(ceil_div(w.scored_width(), kTurnColumns));
+  }
+  static std::int32_t score_turns(const Work& w) { return kPair / kBlock * w.segments; }
+  static std::int32_t fetch_turns(const Work& w) { return kPair / kBlock * turns_a_key(w); }
   static std::int32_t accumulate_turns(const Work& w) {
     return static_cast<std::int32_t>(ceil_div(w.rows, kBlock)) * w.column_panels / 2 * (w.step / kPair);
   }
@@ -59,13 +62,16 @@ struct Avx512 {
   template <class Aside>
   HWY_INLINE static void score(const Work& w, const Cell& cell, Aside& aside) {
     aside.begin();
-    for (std::int32_t t = 0; t < kPair; t += kBlock) {
-      if (cell.panels() == 2)
-        score_block<2>(w, *cell.block, cell.t + t, cell.panel, cell.s + t * kPanel, kPair * kPanel, aside);
-      else
-        score_block<1>(w, *cell.block, cell.t + t, cell.panel, cell.s + t * kPanel, kPair * kPanel, aside);
-      aside.step();
-    }
+    score_segments(
+        w, cell, [&](std::int32_t segment, float* s) __attribute__((always_inline)) {
+          for (std::int32_t t = 0; t < kPair; t += kBlock) {
+            if (cell.panels() == 2)
+              score_block<2>(w, *cell.block, segment, cell.t + t, cell.panel, s + t * kPanel, kPair * kPanel, aside);
+            else
+              score_block<1>(w, *cell.block, segment, cell.t + t, cell.panel, s + t * kPanel, kPair * kPanel, aside);
+            aside.step();
+          }
+        });
   }
   static void finish() {}
 

@@ -55,14 +55,13 @@ struct Avx512Few {
   HWY_INLINE static void score(const Work& w, const Cell& cell, Aside& aside) {
     aside.begin();
     for (std::int32_t t = 0; t < kPair; t += kPanel) {
-      const KeyTile& tile = cell.block->keys[(cell.t + t) / kPanel];
       for (std::int32_t row = 0; row < cell.rows; row += kGroup) {
         const std::uint16_t* q = w.s.q + static_cast<std::int64_t>(cell.row() + row) * w.width;
         float* s = cell.s + (row / kPanel * kPair + t) * kPanel + row % kPanel;
         switch (group_of(cell.rows - row)) {
-          case 1: score_group<1>(w, tile, q, s, aside); break;
-          case 2: score_group<2>(w, tile, q, s, aside); break;
-          default: score_group<kGroup>(w, tile, q, s, aside);
+          case 1: score_group<1>(w, *cell.block, cell.t + t, q, s, aside); break;
+          case 2: score_group<2>(w, *cell.block, cell.t + t, q, s, aside); break;
+          default: score_group<kGroup>(w, *cell.block, cell.t + t, q, s, aside);
         }
       }
     }
@@ -89,25 +88,51 @@ struct Avx512Few {
   static constexpr std::int32_t kColumns = 8;  // the most panels of them, for one or two rows
   static constexpr std::int32_t columns_of(std::int32_t rows) { return rows > 4 ? 2 : rows > 2 ? 4 : kColumns; }
 
-  // Scores of `rows` rows for a tile of keys.
+  // Scores of `rows` rows for a tile of keys, the first of which is the t-th of the block.
   template <std::int32_t rows, class Aside>
-  HWY_INLINE static void score_group(const Work& w, const KeyTile& tile, const std::uint16_t* q, float* s,
-                                     Aside& aside) {
+  HWY_INLINE static void score_group(const Work& w, const Block& block, std::int32_t t, const std::uint16_t* q,
+                                     float* s, Aside& aside) {
     constexpr std::int32_t tokens = tokens_of(rows);
-    for (std::int32_t t = 0; t < kPanel; t += tokens) {
-      score_block<rows>(w, tile.data + t * tile.stride, tile.stride, q, s + t * kPanel, aside);
+    const KeyTile& tile = block.keys[t / kPanel];
+    for (std::int32_t i = 0; i < kPanel; i += tokens) {
+      score_block<rows>(w, tile.data + i * tile.stride, tile.stride, w.s.scales + (t + i) * kDsMlaGroups, q,
+                        s + i * kPanel, aside);
       aside.step();
     }
   }
 
   template <std::int32_t rows, class Aside>
-  HWY_INLINE static void score_block(const Work& w, const std::uint16_t* k, std::int64_t stride, const std::uint16_t* q,
-                                     float* s, Aside& aside) {
+  HWY_INLINE static void score_block(const Work& w, const std::uint16_t* k, std::int64_t stride, const float* scales,
+                                     const std::uint16_t* q, float* s, Aside& aside) {
     constexpr std::int32_t tokens = tokens_of(rows);
     __m512 acc[kSums];
     for (__m512& a : acc) a = _mm512_setzero_ps();
-    for (std::int32_t c = 0; c < w.width;) {
-      for (const std::int32_t end = std::min(c + Avx512::kTurnColumns, w.width); c < end; c += kPair) {
+    add_products<rows>(w, 0, k, stride, q, acc, aside);
+    for (std::int32_t segment = 1; segment < w.segments; ++segment) {
+      __m512 part[kSums];
+      for (__m512& a : part) a = _mm512_setzero_ps();
+      add_products<rows>(w, segment, k, stride, q, part, aside);
+      for (std::int32_t t = 0; t < tokens; ++t) {
+        const __m512 scale = _mm512_set1_ps(scales[t * kDsMlaGroups + segment - 1]);
+        for (std::int32_t r = 0; r < rows; ++r) {
+          const int i = vector_of_lane(t * rows + r);
+          acc[i] = _mm512_fmadd_ps(part[i], scale, acc[i]);
+        }
+      }
+    }
+    alignas(64) float sums[kSums];
+    _mm512_store_ps(sums, add_lanes(acc));
+    for (std::int32_t t = 0; t < tokens; ++t) std::memcpy(s + t * kPanel, sums + t * rows, rows * sizeof(float));
+  }
+
+  // A segment's products, 32 columns in the lanes of each sum.
+  template <std::int32_t rows, class Aside>
+  HWY_INLINE static void add_products(const Work& w, std::int32_t segment, const std::uint16_t* k, std::int64_t stride,
+                                      const std::uint16_t* q, __m512 (&acc)[kSums], Aside& aside) {
+    constexpr std::int32_t tokens = tokens_of(rows);
+    const std::int32_t last = w.segment_end(segment);
+    for (std::int32_t c = w.segment_begin(segment); c < last;) {
+      for (const std::int32_t end = std::min(c + Avx512::kTurnColumns, last); c < end; c += kPair) {
         __m512i query[rows];
         for (std::int32_t r = 0; r < rows; ++r) query[r] = _mm512_loadu_si512(q + r * w.width + c);
         HWY_UNROLL(16)
@@ -121,9 +146,6 @@ struct Avx512Few {
       }
       aside.fetch();
     }
-    alignas(64) float sums[kSums];
-    _mm512_store_ps(sums, add_lanes(acc));
-    for (std::int32_t t = 0; t < tokens; ++t) std::memcpy(s + t * kPanel, sums + t * rows, rows * sizeof(float));
   }
 
   // Fewer rows than a block get wider blocks, so that there are accumulators enough to hide the latency.

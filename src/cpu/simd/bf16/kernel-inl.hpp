@@ -8,9 +8,9 @@
 // Decode's frame is in decode-inl.hpp, prefill's in prefill-inl.hpp. Tile products run beside the vector units, so the
 // vector work is done in small steps inside the products' loops.
 //
-// fp8_e4m3 values are exact in bf16. An fp8_ds_mla value (e4m3 times fp32) is not: its key is staged as two bf16
-// numbers, hi and lo, side by side, and the query repeats its latent part to meet both, which keeps scores exact to
-// 2^-17.
+// fp8_e4m3 values are exact in bf16. An fp8_ds_mla value (e4m3 times fp32) is not: scores take its byte, which is,
+// group after group, and each group's scale then; values are rounded. The query's latent part stands behind its rope
+// part once more, where the bytes do in a staged key.
 //
 // The two matrix products of decode. A plan's pieces all take the same ones, by its row tile, and each adds up in one
 // order, so that a row's bits do not depend on the rows beside it:

@@ -32,16 +32,20 @@ HWY_INLINE __m512 dot_pairs(__m512 acc, __m512i a, __m512i b) {
 
 HWY_INLINE std::int32_t step_tokens(const Shape& shape) { return shape.values_in_keys ? kStep : kPrefillStep; }
 
-// Elements of a staged key: the key, and the low halves of an fp8_ds_mla latent, to a whole number of tile rows.
+// An fp8_ds_mla key is staged as its values, which are scaled and rounded, its rope part, and its bytes as they are.
+// Scores take what is exact: the rope part, and each group of bytes by itself, to be multiplied with its scale.
+HWY_INLINE bool has_groups(const Shape& shape) { return shape.format == KvFormat::fp8_ds_mla; }
+
+// Elements of a staged key, to a whole number of tile rows.
 HWY_INLINE std::int32_t key_width(const Shape& shape) {
-  const std::int32_t low = shape.format == KvFormat::fp8_ds_mla ? shape.v_width : 0;
-  return static_cast<std::int32_t>(round_up(shape.width + low, kPair));
+  return static_cast<std::int32_t>(round_up(shape.width + (has_groups(shape) ? shape.v_width : 0), kPair));
 }
 
 struct Scratch {
   std::uint16_t *q, *k[2], *v[2], *p;
   std::uint32_t* pairs;  // P^T of a cell of decode before it is turned into tiles, one or two tokens a word
   float *s[2], *o, *total_o, *row;
+  float *scales, *part;                 // of keys with groups: [step][group], and scores of one group
   float *max_log2, *sum, *total_sum;    // sums of probabilities, for the LSE
   float *weight, *total_weight;         // and of what they were rounded to, which divides outputs
   float *lag, *lane_sum, *lane_weight;  // prefill's
@@ -63,6 +67,8 @@ struct Scratch {
     p = carver.take<std::uint16_t>((decode ? std::max<std::int64_t>(padded, 4 * kPanel) : kStrip) * step);
     pairs = carver.take<std::uint32_t>(decode ? 2 * kPanel * kPanel : 0);
     for (float*& block : s) block = carver.take<float>(kStrip * kPair);
+    scales = carver.take<float>(has_groups(shape) ? step * kDsMlaGroups : 0);
+    part = carver.take<float>(has_groups(shape) ? kStrip * kPair : 0);
     o = carver.take<float>(padded * round_up(v_width, 2 * kPanel));
     total_o = carver.take<float>(padded * round_up(v_width, 2 * kPanel));
     row = carver.take<float>(std::max(width, 2 * kPair) + v_width);
@@ -114,10 +120,20 @@ struct Work {
   const Piece& piece;
   Scratch s;
   std::int32_t rows, panels, width;
-  std::int32_t step;  // tokens of a block
+  std::int32_t segments;  // of a key that scores take by themselves
+  std::int32_t step;      // tokens of a block
   std::int32_t
       column_panels;    // of V and O, an even number; 16 columns are unused when v_width is an odd multiple of 16
   bool folded = false;  // the totals hold something
+
+  // The columns of a segment: all of them, or the rope part and then the groups.
+  std::int32_t segment_begin(std::int32_t i) const {
+    return segments == 1 ? 0 : i == 0 ? kDsMlaLatent : segment_end(i - 1);
+  }
+  std::int32_t segment_end(std::int32_t i) const {
+    return segments == 1 ? width : kDsMlaLatent + kDsMlaRope + i * kDsMlaGroup;
+  }
+  std::int32_t scored_width() const { return segments == 1 ? width : kDsMlaLatent + kDsMlaRope; }
 
   std::int32_t strips() const { return static_cast<std::int32_t>(ceil_div(panels, 2)); }
   std::int64_t o_panel(std::int32_t panel, std::int32_t column_panel) const {
@@ -144,8 +160,26 @@ HWY_INLINE Work open_work(const Piece& piece, Carver& carver) {
           .rows = piece.rows(),
           .panels = static_cast<std::int32_t>(ceil_div(piece.rows(), kPanel)),
           .width = key_width(piece.shape),
+          .segments = has_groups(piece.shape) ? 1 + kDsMlaGroups : 1,
           .step = step_tokens(piece.shape),
           .column_panels = static_cast<std::int32_t>(round_up(piece.shape.v_width, 2 * kPanel) / kPanel)};
+}
+
+// Scores a cell of decode, segment by segment: score(segment, where its scores go) gives those of 32 tokens.
+template <class Score>
+HWY_INLINE void score_segments(const Work& w, const Cell& cell, const Score& score) {
+  score(0, cell.s);
+  for (std::int32_t segment = 1; segment < w.segments; ++segment) {
+    score(segment, w.s.part);
+    const float* scales = w.s.scales + cell.t * kDsMlaGroups + segment - 1;
+    for (std::int32_t panel = 0; panel < cell.panels(); ++panel)
+      for (std::int32_t t = 0; t < kPair; ++t) {
+        const std::int32_t at = (panel * kPair + t) * kPanel;
+        const __m512 scale = _mm512_set1_ps(scales[t * kDsMlaGroups]);
+        _mm512_storeu_ps(cell.s + at,
+                         _mm512_fmadd_ps(_mm512_loadu_ps(w.s.part + at), scale, _mm512_loadu_ps(cell.s + at)));
+      }
+  }
 }
 
 // Row r of o[panel][column panel][16][16]. Of 32 columns the first panel has every other group of four, as pair_up

@@ -79,17 +79,13 @@ HWY_INLINE void copy_bf16(const std::byte* src, Dtype dtype, std::int32_t count,
   }
 }
 
-HWY_INLINE void ds_mla_to_bf16(const std::byte* token, float* row, std::uint16_t* dst) {
+HWY_INLINE void stage_ds_mla(const std::byte* token, float* row, std::uint16_t* dst, float* scales) {
   ds_mla_latent_to_f32(token, row);
+  for (std::int32_t c = 0; c < kDsMlaLatent; c += 16)
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst + c), round_bf16(_mm512_loadu_ps(row + c)));
   copy_bf16(token + kDsMlaRopeOffset, Dtype::bf16, kDsMlaRope, dst + kDsMlaLatent);
-  std::uint16_t* low = dst + kDsMlaLatent + kDsMlaRope;
-  for (std::int32_t c = 0; c < kDsMlaLatent; c += 16) {
-    const __m512 x = _mm512_loadu_ps(row + c);
-    const __m256i high = round_bf16(x);
-    const __m512 rounded = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst + c), high);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(low + c), round_bf16(_mm512_sub_ps(x, rounded)));
-  }
+  copy_bf16(token, Dtype::fp8_e4m3, kDsMlaLatent, dst + kDsMlaLatent + kDsMlaRope);
+  std::memcpy(scales, token + kDsMlaScaleOffset, kDsMlaGroups * sizeof(float));
 }
 
 // What each row sees, and nothing seen yet. Rows past the end see everything.
@@ -127,7 +123,7 @@ HWY_INLINE void stage_query(const Work& w, std::int32_t r, std::uint16_t* dst) {
   copy_bf16(nope, q.dtype, q.nope_width, dst);
   copy_bf16(q.rope + (token * q.rope_token_stride + head * q.rope_head_stride) * element, q.dtype, q.rope_width,
             dst + q.nope_width);
-  if (w.piece.shape.format == KvFormat::fp8_ds_mla) copy_bf16(nope, q.dtype, q.nope_width, dst + w.piece.shape.width);
+  if (has_groups(w.piece.shape)) copy_bf16(nope, q.dtype, q.nope_width, dst + w.piece.shape.width);
 }
 
 // How decode's queries lie.
@@ -162,10 +158,12 @@ HWY_INLINE void pack_query(Work& w) {
 HWY_INLINE void stage_key(const Work& w, const Block& block, std::int32_t t) {
   const Shape& shape = w.piece.shape;
   std::uint16_t* key = block.k + static_cast<std::int64_t>(t) * w.width;
+  float* scales = w.s.scales + t * kDsMlaGroups;
   if (t >= block.tokens) {
     std::fill(key, key + w.width, std::uint16_t{0});
-  } else if (shape.format == KvFormat::fp8_ds_mla) {
-    ds_mla_to_bf16(w.piece.keys.at(block.first + t), w.s.row, key);
+    if (has_groups(shape)) std::fill(scales, scales + kDsMlaGroups, 0.0f);
+  } else if (has_groups(shape)) {
+    stage_ds_mla(w.piece.keys.at(block.first + t), w.s.row, key, scales);
   } else {
     copy_bf16(w.piece.keys.at(block.first + t), kv_element_dtype(shape.format), shape.width, key);
     std::fill(key + shape.width, key + w.width, std::uint16_t{0});
