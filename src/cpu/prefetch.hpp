@@ -27,8 +27,8 @@ class Prefetch {
   std::int32_t share(std::int64_t tokens, std::int64_t turns) const {
     return static_cast<std::int32_t>(ceil_div(tokens * token_lines_, turns));
   }
-  // Fetches some lines into a cache of this level, 1 or 2, and those below.
-  template <int cache = 2>
+  // Fetches some lines into L2. The way there from memory is wider than the one into L1, whose few misses at a time
+  // would also have to serve what the kernel reads from L2 meanwhile.
   [[gnu::always_inline]] void lines(std::int32_t count) {
     while (count > 0) {
       if (left_ == 0) {
@@ -39,7 +39,7 @@ class Prefetch {
       const std::int32_t now = count < left_ ? count : left_;
       count -= now, left_ -= now;
       for (const std::byte* end = line_ + now * std::int64_t{64}; line_ != end; line_ += 64)
-        __builtin_prefetch(line_, 0, cache == 1 ? 3 : 2);
+        __builtin_prefetch(line_, 0, 2);
     }
   }
 

@@ -16,7 +16,6 @@ class Amx {
  public:
   static constexpr Queries kQueries = Queries::paired;
   static constexpr bool kPairsValues = true;
-  static constexpr int kFetchInto = 2;
   static constexpr Probabilities kProbabilities = Probabilities::paired;
   static constexpr std::int32_t kTile = kPanel * kPair;      // elements of a tile of p or v
   static constexpr std::int32_t kOutTile = kPanel * kPanel;  // elements of a tile of sums
@@ -241,7 +240,6 @@ struct AmxNarrow {
   using Wide = Amx<Tiles>;
   static constexpr Queries kQueries = Queries::paired;
   static constexpr bool kPairsValues = false;
-  static constexpr int kFetchInto = 2;
   static constexpr Probabilities kProbabilities = Probabilities::spread;
 
   static std::int32_t score_turns(const Work& w) { return w.scored_width() / kPair; }

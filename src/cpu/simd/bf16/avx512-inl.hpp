@@ -18,7 +18,6 @@ HWY_INLINE __m512i broadcast_pair(const std::uint16_t* pair) {
 struct Avx512 {
   static constexpr Queries kQueries = Queries::paired;
   static constexpr bool kPairsValues = true;
-  static constexpr int kFetchInto = 1;
   static constexpr Probabilities kProbabilities = Probabilities::paired;
   static constexpr std::int32_t kBlock = 8;
   static constexpr std::int32_t kTurnColumns = 64;  // of scores, between fetches

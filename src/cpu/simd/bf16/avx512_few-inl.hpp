@@ -37,7 +37,6 @@ struct Avx512Few {
   static constexpr Queries kQueries = Queries::plain;
   static constexpr Probabilities kProbabilities = Probabilities::paired;
   static constexpr bool kPairsValues = false;
-  static constexpr int kFetchInto = 1;
 
   static std::int32_t score_turns(const Work& w) {
     const std::int32_t tail = w.rows % kGroup;

@@ -54,7 +54,7 @@ HWY_NOINLINE void score_beside(Math& math, Work& w, const Cell& next, const Cell
       for (std::int32_t i = 0; i < pace.softmax; ++i) absorb.step();
       for (std::int32_t i = 0; i < pace.pairs; ++i) pairs.step();
     }
-    HWY_INLINE void fetch() { ahead.lines<Math::kFetchInto>(pace.lines); }
+    HWY_INLINE void fetch() { ahead.lines(pace.lines); }
   } aside{{w, last}, pairs, ahead, pace};
   math.score(w, next, aside);
   aside.absorb.finish();
@@ -109,7 +109,7 @@ HWY_INLINE void run_decode_with(const Piece& piece) {
     absorb.begin();
     absorb.finish();
     math.accumulate(
-        w, block, [&]() __attribute__((always_inline)) { ahead.lines<Math::kFetchInto>(value_lines); });
+        w, block, [&]() __attribute__((always_inline)) { ahead.lines(value_lines); });
     if (first + w.step < end && (first + w.step - begin) % kFoldTokens == 0) fold_sums(w);
   }
   finish_work<Math>(w);
