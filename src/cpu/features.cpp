@@ -54,6 +54,7 @@ Features detect() {
   f.avx2 = ymm && bit(extended.b, 5) && bit(basic.c, 12) && bit(basic.c, 29) && bit(extended.b, 8);
   f.avx512 = f.avx2 && zmm && bit(extended.b, 16) && bit(extended.b, 17) && bit(extended.b, 30) && bit(extended.b, 31);
   f.avx512_bf16 = f.avx512 && bit(more.a, 5);
+  f.avx512_vbmi = f.avx512 && bit(extended.c, 1);
   f.amx_bf16 = bit(extended.d, 22) && bit(extended.d, 24);
   f.amx_permitted = f.amx_bf16 && f.avx512_bf16 && tiles && request_tile_state();
   return f;

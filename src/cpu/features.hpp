@@ -9,6 +9,7 @@ struct Features {
   bool avx2 = false;    // with FMA and F16C
   bool avx512 = false;  // F, BW, DQ, VL
   bool avx512_bf16 = false;
+  bool avx512_vbmi = false;    // look-up of bytes
   bool amx_bf16 = false;       // the processor has it
   bool amx_permitted = false;  // and Linux granted the tile state to this process
   std::string name;            // "AMD EPYC ..."

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "core/softmax_state.hpp"
+#include "cpu/simd/bf16/e4m3-inl.hpp"
 #include "cpu/simd/bf16/layout-inl.hpp"
 
 HWY_PUSH_ATTRIBUTES(LATTE_BF16_TARGET)
@@ -44,23 +45,6 @@ HWY_INLINE void transpose_16x16(const std::uint32_t* src, std::int64_t src_strid
   transpose_16x16([&](int i) { return _mm512_loadu_si512(src + i * src_stride); }, dst, dst_stride);
 }
 
-HWY_INLINE __m256i round_bf16(__m512 x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)); }
-
-// 32 e4m3 bytes to bf16, exactly.
-HWY_INLINE __m512i e4m3_to_bf16(__m256i bytes) {
-  const __m512i x = _mm512_cvtepu8_epi16(bytes);
-  const __m512i magnitude = _mm512_and_si512(x, _mm512_set1_epi16(0x7f));
-  const __m512i normal = _mm512_add_epi16(_mm512_slli_epi16(magnitude, 4), _mm512_set1_epi16(120 << 7));
-  // 0, 1, ... 7 times 2^-9 as bf16, looked up by the low bits.
-  const __m512i small = _mm512_permutexvar_epi16(
-      x, _mm512_broadcast_i32x4(_mm_setr_epi16(0x0000, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60)));
-  const __mmask32 is_small = _mm512_cmplt_epu16_mask(magnitude, _mm512_set1_epi16(8));
-  const __mmask32 is_nan = _mm512_cmpeq_epi16_mask(magnitude, _mm512_set1_epi16(0x7f));
-  __m512i value = _mm512_mask_mov_epi16(normal, is_small, small);
-  value = _mm512_mask_mov_epi16(value, is_nan, _mm512_set1_epi16(0x7fc0));
-  return _mm512_or_si512(value, _mm512_slli_epi16(_mm512_and_si512(x, _mm512_set1_epi16(0x80)), 8));
-}
-
 HWY_INLINE __m256i load_256(const void* src) { return _mm256_loadu_si256(static_cast<const __m256i*>(src)); }
 HWY_INLINE __m128i load_128(const void* src) { return _mm_loadu_si128(static_cast<const __m128i*>(src)); }
 
@@ -72,6 +56,10 @@ HWY_INLINE void copy_bf16(const std::byte* src, Dtype dtype, std::int32_t count,
     for (; i + 32 <= count; i += 32) _mm512_storeu_si512(dst + i, _mm512_loadu_si512(p + i));
     if (i < count) _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst + i), load_256(p + i));
   } else {
+    if (features().avx512_vbmi) {
+      i = count / 64 * 64;
+      look_up_e4m3(src, i, dst);
+    }
     for (; i + 32 <= count; i += 32) _mm512_storeu_si512(dst + i, e4m3_to_bf16(load_256(src + i)));
     if (i < count)
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst + i),
@@ -79,13 +67,25 @@ HWY_INLINE void copy_bf16(const std::byte* src, Dtype dtype, std::int32_t count,
   }
 }
 
-HWY_INLINE void stage_ds_mla(const std::byte* token, float* row, std::uint16_t* dst, float* scales) {
-  ds_mla_latent_to_f32(token, row);
-  for (std::int32_t c = 0; c < kDsMlaLatent; c += 16)
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst + c), round_bf16(_mm512_loadu_ps(row + c)));
-  copy_bf16(token + kDsMlaRopeOffset, Dtype::bf16, kDsMlaRope, dst + kDsMlaLatent);
-  copy_bf16(token, Dtype::fp8_e4m3, kDsMlaLatent, dst + kDsMlaLatent + kDsMlaRope);
+// 32 bf16 values times a scale, rounded.
+HWY_INLINE __m512i scale_bf16(__m512i values, __m512 scale) {
+  const __m512 even = _mm512_mul_ps(_mm512_castsi512_ps(_mm512_slli_epi32(values, 16)), scale);
+  const __m512i high = _mm512_and_si512(values, _mm512_set1_epi32(static_cast<int>(0xffff0000)));
+  const __m512 odd = _mm512_mul_ps(_mm512_castsi512_ps(high), scale);
+  alignas(64) static constexpr std::uint16_t kInterleave[] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
+                                                              21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
+                                                              11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  return _mm512_permutexvar_epi16(_mm512_load_si512(kInterleave),
+                                  reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd, even)));
+}
+
+HWY_INLINE void stage_ds_mla(const std::byte* token, std::uint16_t* dst, float* scales) {
   std::memcpy(scales, token + kDsMlaScaleOffset, kDsMlaGroups * sizeof(float));
+  copy_bf16(token + kDsMlaRopeOffset, Dtype::bf16, kDsMlaRope, dst + kDsMlaLatent);
+  std::uint16_t* bytes = dst + kDsMlaLatent + kDsMlaRope;
+  copy_bf16(token, Dtype::fp8_e4m3, kDsMlaLatent, bytes);
+  for (std::int32_t c = 0; c < kDsMlaLatent; c += kPair)
+    _mm512_storeu_si512(dst + c, scale_bf16(_mm512_loadu_si512(bytes + c), _mm512_set1_ps(scales[c / kDsMlaGroup])));
 }
 
 // What each row sees, and nothing seen yet. Rows past the end see everything.
@@ -163,7 +163,7 @@ HWY_INLINE void stage_key(const Work& w, const Block& block, std::int32_t t) {
     std::fill(key, key + w.width, std::uint16_t{0});
     if (has_groups(shape)) std::fill(scales, scales + kDsMlaGroups, 0.0f);
   } else if (has_groups(shape)) {
-    stage_ds_mla(w.piece.keys.at(block.first + t), w.s.row, key, scales);
+    stage_ds_mla(w.piece.keys.at(block.first + t), key, scales);
   } else {
     copy_bf16(w.piece.keys.at(block.first + t), kv_element_dtype(shape.format), shape.width, key);
     std::fill(key + shape.width, key + w.width, std::uint16_t{0});
