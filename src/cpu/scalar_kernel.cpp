@@ -1,6 +1,6 @@
 // The fp32 kernel compiled for one lane: runs on anything and is what the vector kernels are compared with.
 #define HWY_COMPILE_ONLY_SCALAR
-#include "cpu/simd/fp32-inl.hpp"
+#include "cpu/simd/fp32/kernel-inl.hpp"
 #include "cpu/simd/merge-inl.hpp"
 
 namespace latte::cpu {

@@ -10,7 +10,7 @@
 #include "hwy/foreach_target.h"
 // Highway's order: these after foreach_target. Its baseline on x86 is scalar, which has a file of its own.
 #if HWY_TARGET != HWY_SCALAR
-#include "cpu/simd/fp32-inl.hpp"
+#include "cpu/simd/fp32/kernel-inl.hpp"
 #include "cpu/simd/merge-inl.hpp"
 #endif
 #if HWY_TARGET == HWY_AVX3
@@ -50,7 +50,7 @@ const Kernel kFp32[] = {
         .copy_token = N_AVX3::copy_token,
         .scratch_bytes = N_AVX3::fp32::scratch_bytes,
         .max_row_tile = N_AVX3::fp32::kRowTile,
-        .speed = {.block_ns = 2000, .row_block_ns = 560, .granule = 8},
+        .speed = {.block_ns = 2000, .row_block_ns = 560, .granule = 4},
         .prefill_row_tile = N_AVX3::fp32::kPrefillRowTile,
         .prefill_speed = {.block_ns = 5000, .row_block_ns = 380, .granule = 16},
         .burn = N_AVX3::fp32::burn,

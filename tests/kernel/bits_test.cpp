@@ -14,14 +14,14 @@ namespace {
 
 class Bits : public EachKernel {
  protected:
-  // Row tiles of 12, 20 and 48: kernels may have products of their own for a few rows.
+  // Row tiles from 4 to 48: kernels may have products of their own for a few rows.
   std::vector<DecodeCase> batches_of(std::vector<RequestLengths> requests) const {
     DecodeCase c;
     c.requests = std::move(requests);
     c.page_size = 16;
     c.seed = run_seed();
     std::vector<DecodeCase> cases;
-    for (std::int32_t heads : {3, 5, 12}) {
+    for (std::int32_t heads : {1, 2, 3, 5, 12}) {
       c.heads = heads;
       std::ranges::move(served_formats(c), std::back_inserter(cases));
     }
