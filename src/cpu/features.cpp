@@ -87,6 +87,7 @@ std::string to_string(const Features& f) {
   add(f.avx2, "avx2");
   add(f.avx512, "avx512");
   add(f.avx512_bf16, "avx512_bf16");
+  add(f.avx512_vbmi, "avx512_vbmi");
   add(f.amx_bf16, f.amx_permitted ? "amx_bf16" : "amx_bf16(not permitted)");
   return text.empty() ? "none of the vector extensions latte knows" : text;
 }

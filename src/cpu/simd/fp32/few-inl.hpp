@@ -1,8 +1,8 @@
 // The two matrix products of few rows; kernel-inl.hpp has their definition.
 //
 // Lanes are columns, in `scores` as in `accumulate`: no row is made up to fill a vector. Tokens are widened on their
-// way into registers, by every four rows again, and never stored. What it costs is adding up lanes, some three
-// instructions for a score.
+// way into registers, by every four rows again, and never stored (except from fp8). What it costs is adding up lanes,
+// some three instructions for a score.
 //
 //   scores:      s[token][row]  = lanes of (q[row][columns] . tokens[token][columns]), added up
 //   accumulate:  o[row][column] += p[token][row] * tokens[token][column]
@@ -21,8 +21,11 @@ namespace latte::cpu::HWY_NAMESPACE::fp32 {
 // Row tiles that these products are for: some vectors of rows would have empty lanes. Sixteen rows fill one of
 // AVX-512's; they are 5 to 13 % faster this way on a Zen 4, but widening takes the ports of the multiply-adds on other
 // processors.
-inline constexpr std::int32_t kFewRows = kLanes > 8 ? 24 : kLanes > 1 ? 12 : 0;
-HWY_INLINE bool are_few(std::int32_t row_tile) { return row_tile <= kFewRows && row_tile % kLanes != 0; }
+// From fp8, which is widened only once in either way, AVX2 wins with 6 rows and fewer.
+HWY_INLINE bool are_few(const Shape& shape) {
+  const std::int32_t most = kLanes > 8 ? 24 : kLanes == 1 ? 0 : kLanes == 8 && widens_once(shape.format) ? 6 : 12;
+  return shape.row_tile <= most && shape.row_tile % kLanes != 0;
+}
 
 #if HWY_TARGET != HWY_SCALAR
 
@@ -72,7 +75,7 @@ struct Few {
     });
   }
 
-  // q[row][width]; rows past the end are zero, and so are their scores.
+  // q[row][width]; rows past the end are zero. Their scores are whatever is left in s, and reach no other row.
   HWY_INLINE static void pack_query(Work& w) {
     const auto padded = static_cast<std::int64_t>(w.panels) * kLanes;
     for (std::int32_t r = 0; r < w.rows; ++r) query_to_f32(w, r, w.s.q + static_cast<std::int64_t>(r) * w.width);

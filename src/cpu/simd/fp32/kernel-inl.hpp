@@ -118,7 +118,7 @@ HWY_NOINLINE void run_with(const Piece& piece) {
 
 HWY_NOINLINE void run(const Piece& piece) {
 #if HWY_TARGET != HWY_SCALAR
-  if (piece.shape.values_in_keys && are_few(piece.shape.row_tile)) return run_with<Few>(piece);
+  if (piece.shape.values_in_keys && are_few(piece.shape)) return run_with<Few>(piece);
 #endif
   run_with<Many>(piece);
 }
