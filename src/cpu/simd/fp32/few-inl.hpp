@@ -19,9 +19,8 @@ HWY_BEFORE_NAMESPACE();
 namespace latte::cpu::HWY_NAMESPACE::fp32 {
 
 // Row tiles that these products are for: some vectors of rows would have empty lanes. Sixteen rows fill one of
-// AVX-512's; they are 5 to 13 % faster this way on a Zen 4, but widening takes the ports of the multiply-adds on other
-// processors.
-// From fp8, which is widened only once in either way, AVX2 wins with 6 rows and fewer.
+// AVX-512's; they are 5 to 13 % faster this way on a Zen 4, but by a count of instructions not where widening shares
+// the ports of multiply-adds. From fp8, which is widened only once in either way, AVX2 wins with 6 rows and fewer.
 HWY_INLINE bool are_few(const Shape& shape) {
   const std::int32_t most = kLanes > 8 ? 24 : kLanes == 1 ? 0 : kLanes == 8 && widens_once(shape.format) ? 6 : 12;
   return shape.row_tile <= most && shape.row_tile % kLanes != 0;
@@ -96,10 +95,14 @@ struct Few {
     with_dtype(w, [&]<Dtype dtype>() {
       for_each_group(w, w.panel_begin * kLanes, [&]<std::int32_t rows>(std::int32_t row) {
         constexpr std::int32_t vectors = vectors_of(rows);
+        float* o = w.s.o + static_cast<std::int64_t>(row) * w.v_width;
         std::int32_t c = 0;
+        const auto value = [&](std::int32_t t, std::int32_t i) __attribute__((always_inline)) {
+          return load_columns<dtype>(w.values[t], c + i * kLanes);
+        };
         for (; c + vectors * kLanes <= w.v_width; c += vectors * kLanes)
-          accumulate_block<dtype, rows, vectors>(w, row, c, tokens);
-        for (; c < w.v_width; c += kLanes) accumulate_block<dtype, rows, 1>(w, row, c, tokens);
+          accumulate_block<rows, vectors>(w, row, o + c, tokens, value);
+        for (; c < w.v_width; c += kLanes) accumulate_block<rows, 1>(w, row, o + c, tokens, value);
         return 0;
       });
     });
@@ -153,30 +156,6 @@ struct Few {
     add_lanes(acc, sums);
     float* s = w.s.s + first * w.s.rows + row;
     for (std::int32_t t = 0; t < tokens; ++t, s += w.s.rows) std::memcpy(s, sums + t * rows, rows * sizeof(float));
-  }
-
-  template <Dtype dtype, std::int32_t rows, std::int32_t vectors>
-  HWY_INLINE static void accumulate_block(Work& w, std::int32_t row, std::int32_t column, std::int32_t tokens) {
-    const F32 d;
-    float* o = w.s.o + static_cast<std::int64_t>(row) * w.v_width + column;
-    const float* p = w.s.s + row;
-    VF32 acc[rows][vectors];
-    for (std::int32_t r = 0; r < rows; ++r)
-      for (std::int32_t i = 0; i < vectors; ++i) acc[r][i] = hn::LoadU(d, o + r * w.v_width + i * kLanes);
-    for (std::int32_t t = 0; t < tokens;) {
-      for (const std::int32_t end = std::min(t + kTurnTokens, tokens); t < end; ++t, p += w.s.rows) {
-        VF32 value[vectors];
-        for (std::int32_t i = 0; i < vectors; ++i) value[i] = load_columns<dtype>(w.values[t], column + i * kLanes);
-        HWY_UNROLL(4)
-        for (std::int32_t r = 0; r < rows; ++r) {
-          const auto weight = hn::Set(d, p[r]);
-          for (std::int32_t i = 0; i < vectors; ++i) acc[r][i] = hn::MulAdd(weight, value[i], acc[r][i]);
-        }
-      }
-      w.ahead.lines(w.lines);
-    }
-    for (std::int32_t r = 0; r < rows; ++r)
-      for (std::int32_t i = 0; i < vectors; ++i) hn::StoreU(acc[r][i], d, o + r * w.v_width + i * kLanes);
   }
 };
 

@@ -117,6 +117,31 @@ HWY_NOINLINE void open(Work& w, std::int32_t first, std::int32_t tokens) {
   std::fill(w.keys + tokens, w.keys + kStep, w.keys[tokens - 1]);
 }
 
+// rows x (vectors x lanes) of O += P V. value(t, i) is vector i of the columns at hand of the block's token t.
+template <std::int32_t rows, std::int32_t vectors, class Value>
+HWY_INLINE void accumulate_block(Work& w, std::int32_t row, float* HWY_RESTRICT o, std::int32_t tokens,
+                                 const Value& value) {
+  const F32 d;
+  const float* p = w.s.s + row;
+  VF32 acc[rows][vectors];
+  for (std::int32_t r = 0; r < rows; ++r)
+    for (std::int32_t i = 0; i < vectors; ++i) acc[r][i] = hn::LoadU(d, o + r * w.v_width + i * kLanes);
+  for (std::int32_t t = 0; t < tokens;) {
+    for (const std::int32_t end = std::min(t + kTurnTokens, tokens); t < end; ++t, p += w.s.rows) {
+      VF32 values[vectors];
+      for (std::int32_t i = 0; i < vectors; ++i) values[i] = value(t, i);
+      HWY_UNROLL(8)
+      for (std::int32_t r = 0; r < rows; ++r) {
+        const auto weight = hn::Set(d, p[r]);
+        for (std::int32_t i = 0; i < vectors; ++i) acc[r][i] = hn::MulAdd(weight, values[i], acc[r][i]);
+      }
+    }
+    w.ahead.lines(w.lines);
+  }
+  for (std::int32_t r = 0; r < rows; ++r)
+    for (std::int32_t i = 0; i < vectors; ++i) hn::StoreU(acc[r][i], d, o + r * w.v_width + i * kLanes);
+}
+
 }  // namespace latte::cpu::HWY_NAMESPACE::fp32
 HWY_AFTER_NAMESPACE();
 

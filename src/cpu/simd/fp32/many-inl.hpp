@@ -109,31 +109,6 @@ HWY_INLINE void score_block(Work& w, const float* HWY_RESTRICT k, std::int64_t s
   }
 }
 
-// rows x (vectors x lanes) of O += P V.
-template <std::int32_t rows, std::int32_t vectors>
-HWY_INLINE void accumulate_block(Work& w, std::int32_t row, Wide from, float* HWY_RESTRICT o, std::int32_t tokens) {
-  const F32 d;
-  const float *p = w.s.s + row, *v = from.data;
-  VF32 acc[rows][vectors];
-  for (std::int32_t r = 0; r < rows; ++r)
-    for (std::int32_t i = 0; i < vectors; ++i) acc[r][i] = hn::LoadU(d, o + r * w.v_width + i * kLanes);
-  for (std::int32_t t = 0; t < tokens;) {
-    const std::int32_t end = std::min(t + kTurnTokens, tokens);
-    for (; t < end; ++t, v += from.stride, p += w.s.rows) {
-      VF32 value[vectors];
-      for (std::int32_t i = 0; i < vectors; ++i) value[i] = hn::LoadU(d, v + i * kLanes);
-      HWY_UNROLL(8)
-      for (std::int32_t r = 0; r < rows; ++r) {
-        const auto weight = hn::Set(d, p[r]);
-        for (std::int32_t i = 0; i < vectors; ++i) acc[r][i] = hn::MulAdd(weight, value[i], acc[r][i]);
-      }
-    }
-    w.ahead.lines(w.lines);
-  }
-  for (std::int32_t r = 0; r < rows; ++r)
-    for (std::int32_t i = 0; i < vectors; ++i) hn::StoreU(acc[r][i], d, o + r * w.v_width + i * kLanes);
-}
-
 // The last group of rows gets wider blocks if it is small, so that there are more accumulators to hide latency.
 constexpr std::int32_t vectors_of(std::int32_t rows) { return rows * 2 >= kRows ? 2 : 4; }
 
@@ -143,9 +118,12 @@ HWY_INLINE void accumulate_rows(Work& w, std::int32_t row, Wide v, std::int32_t 
   constexpr std::int32_t vectors = vectors_of(rows);
   float* o = w.s.o + static_cast<std::int64_t>(row) * w.v_width + column;
   std::int32_t c = 0;
+  const auto value = [&](std::int32_t t, std::int32_t i) __attribute__((always_inline)) {
+    return hn::LoadU(F32(), v.data + t * v.stride + c + i * kLanes);
+  };
   for (; c + vectors * kLanes <= columns; c += vectors * kLanes)
-    accumulate_block<rows, vectors>(w, row, {v.data + c, v.stride}, o + c, tokens);
-  for (; c < columns; c += kLanes) accumulate_block<rows, 1>(w, row, {v.data + c, v.stride}, o + c, tokens);
+    accumulate_block<rows, vectors>(w, row, o + c, tokens, value);
+  for (; c < columns; c += kLanes) accumulate_block<rows, 1>(w, row, o + c, tokens, value);
 }
 
 template <std::int32_t rows>
