@@ -7,7 +7,8 @@
 // rest is poured into what is left of the shares, cut where a share is full (prefill_pour.cpp):
 //     makespan <= ceil(I) + block + piece + split,
 // as for decode, with at most workers - 1 cuts. That costs partials and is taken only when it wins by more than
-// 1 / kSplitMargin. The plain grid, uniform(1), is tried too, so that balanced never loses to it.
+// 1 / kSplitMargin. The plain grid, uniform(1), is tried too, so that balanced never loses to it; and where tiles are
+// so few that it has no more cuts than that either, uniform(2) to uniform(kMostSplits).
 #include <algorithm>
 
 #include "plan/prefill.hpp"
@@ -16,6 +17,7 @@ namespace latte::plan {
 namespace {
 
 constexpr std::int64_t kSplitMargin = 50;
+constexpr std::int32_t kMostSplits = 16;
 
 enum class Order { cached, grid };
 
@@ -93,6 +95,26 @@ Dealt deal(const PrefillStep& step, Order order, const Cuts& cuts) {
   return dealt;
 }
 
+// The first uniform(n), n > 1, of those shorter than `bound` that no other is shorter than, among those with less than
+// a piece a worker more than there are tiles; that is what a plan has room for. 0 if there is none.
+std::int32_t shortest_uniform(const PrefillStep& step, std::int64_t bound) {
+  std::int32_t best = 0;
+  std::int64_t pieces_before = step.tiles();
+  for (std::int32_t n = 2; n <= kMostSplits; ++n) {
+    std::int64_t pieces = 0;
+    for (std::int32_t u = 0; u < step.units; ++u)
+      pieces += std::int64_t{uniform_pieces(step.unit(u).blocks, n)} * step.config.heads;
+    // The same pieces again, or too many; with more of them there is only more to do.
+    const std::int64_t extra = pieces - step.tiles();
+    const std::int64_t ticks = step.total_ticks + extra * (step.fixed.piece + step.fixed.split);
+    if (pieces == pieces_before || extra >= step.config.workers || ticks / step.config.workers >= bound) break;
+    pieces_before = pieces;
+    const std::int64_t makespan = deal<false>(step, Order::grid, UniformCuts{n}).makespan;
+    if (makespan < bound) bound = makespan, best = n;
+  }
+  return best;
+}
+
 Outcome deal_balanced(const PrefillStep& step) {
   const UniformCuts whole{1};
   const Dealt cached = deal<true>(step, Order::cached, whole);
@@ -106,9 +128,12 @@ Outcome deal_balanced(const PrefillStep& step) {
   // No plan is shorter than the ideal share, so often it is known beforehand that cuts do not pay.
   const std::int64_t worth_a_split = best - best / kSplitMargin;
   if (worth_a_split > step.ideal_ticks()) {
-    const std::int64_t makespan = cut_rest(step, cached.fitting);
-    if (makespan < worth_a_split)
-      return {.records = pour_rest(step, cached.fitting), .makespan = makespan, .splits = 0};
+    const std::int64_t poured = cut_rest(step, cached.fitting);
+    if (const std::int32_t splits = shortest_uniform(step, std::min(poured, worth_a_split)); splits > 1) {
+      const Dealt dealt = deal<true>(step, Order::grid, UniformCuts{splits});
+      return {.records = dealt.pieces, .makespan = dealt.makespan, .splits = splits};
+    }
+    if (poured < worth_a_split) return {.records = pour_rest(step, cached.fitting), .makespan = poured, .splits = 0};
   }
   if (grid) deal<true>(step, Order::grid, whole);
   return {.records = cached.pieces, .makespan = best, .splits = 1};
