@@ -30,12 +30,12 @@ void for_each_prefill_tile(const PlanConfig& config, const StepLengths& lengths,
     const std::int32_t query_end = lengths.query_start[static_cast<std::size_t>(b) + 1];
     for (std::int32_t token = lengths.query_start[static_cast<std::size_t>(b)]; token < query_end;) {
       const std::int32_t rows = std::min(config.row_tile, query_end - token);
-      Tile tile{.request = b, .row_begin = token, .row_end = token + rows};
+      Tile tile{.request = b};
       tile.kv_extent = tile_extent(lengths, config.mask, b, token, token + rows - 1);
       tile.blocks = blocks_for(tile.kv_extent, config.kv_block);
       for (std::int32_t head = 0; head < config.heads; ++head) {
+        tile.row_begin = head * step_tokens + token, tile.row_end = tile.row_begin + rows;
         fn(tile);
-        tile.row_begin += step_tokens, tile.row_end += step_tokens;
       }
       token += rows;
     }

@@ -178,5 +178,13 @@ TEST(PlanPrefill, TheMostExpensiveStepIsPlanned) {
   }
 }
 
+// Rows behind the last head's would be past 2^31: they are not counted up to.
+TEST(PlanPrefill, TheLongestStepDoesNotOverflow) {
+  PlanConfig config = example_config(1, 6);
+  config.row_tile = 4096;
+  config.limits = {.max_requests = 1, .max_query_tokens = 1'200'000'000, .max_kv_tokens = 64};
+  planned(config, {.seq_lens = {64}, .query_start = {0, 1'200'000'000}});
+}
+
 }  // namespace
 }  // namespace latte

@@ -138,9 +138,10 @@ Result<DecodeKernelChoice> choose_decode(const DecodeProblem& problem, const Lim
   // Partials go through L2 as well, and are read right after they are written. Limits that give no plan are the
   // builder's to report.
   const Result<PlanSizes> sizes = plan_sizes(config);
-  choice.kernel.kv_fits_l2 = sizes.ok() && limits.max_total_kv_tokens * width * 2 +
-                                                   sizes->partial_rows * DecodeWorkspace::row_bytes(problem.latent) <=
-                                               kHopperL2Bytes;
+  choice.kernel.kv_fits_l2 =
+      sizes.ok() && limits.max_total_kv_tokens <= kHopperL2Bytes &&
+      limits.max_total_kv_tokens * width * 2 + sizes->partial_rows * DecodeWorkspace::row_bytes(problem.latent) <=
+          kHopperL2Bytes;
   choice.reason = std::to_string(request_rows) + " rows a request (" + std::to_string(problem.heads) + " heads x " +
                   std::to_string(limits.max_query_tokens) + " query tokens) in tiles of " + std::to_string(tile_rows) +
                   (pair ? ": pairs of thread blocks, " : ": one thread block, ") +
