@@ -25,4 +25,11 @@ inline float log_sum_exp(const RowState& state) {
   return state.sum == 0 ? kNegInf : (state.max_log2 + std::log2(state.sum)) * kLn2;
 }
 
+// The same for a row that will be joined with others, whose weights are differences of it: fp32 would round it by as
+// much as a score of its size.
+inline double precise_log_sum_exp(const RowState& state) {
+  constexpr double kLn2Precise = 0.693147180559945309417;
+  return state.sum == 0 ? kNegInf : (double{state.max_log2} + std::log2(double{state.sum})) * kLn2Precise;
+}
+
 }  // namespace latte

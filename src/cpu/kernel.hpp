@@ -88,7 +88,7 @@ struct Piece {
   // Partials are fp32, normalised, v_width values a row; the buffers are those of the whole workspace,
   // the record says which row.
   float* partial_out = nullptr;
-  float* partial_lse = nullptr;
+  double* partial_lse = nullptr;
   std::byte* scratch = nullptr;
 
   std::int32_t rows() const { return record.row_end - record.row_begin; }
@@ -125,7 +125,7 @@ struct MergeRow {
     Dtype dtype;
   };
   const void* context;
-  float (*lse)(const void* context, std::int32_t k);
+  double (*lse)(const void* context, std::int32_t k);
   Values (*values)(const void* context, std::int32_t k);
   std::int32_t count;
   std::int32_t width;

@@ -41,7 +41,7 @@ struct PartsOfRow {
   std::span<const MergePart> parts;
   std::int64_t token, head;
 
-  static float lse(const void* context, std::int32_t k) {
+  static double lse(const void* context, std::int32_t k) {
     const auto& row = *static_cast<const PartsOfRow*>(context);
     const MergePart& part = row.parts[static_cast<std::size_t>(k)];
     return part.lse[row.token * part.lse_token_stride + row.head * part.lse_head_stride];

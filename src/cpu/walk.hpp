@@ -18,7 +18,7 @@ namespace latte::cpu {
 struct CallMemory {
   std::int32_t* arrived;  // [tiles]: pieces of the tile that are done
   std::int32_t* begun;    // [workers]: records of the worker's share that somebody has begun, or more
-  float* partial_lse;
+  double* partial_lse;
   float* partial_out;
   std::byte* scratch;
   std::size_t scratch_bytes;
@@ -28,7 +28,7 @@ struct CallMemory {
       : scratch_bytes(bytes_per_worker) {
     arrived = carver.take<std::int32_t>(tiles);
     begun = carver.take<std::int32_t>(workers);
-    partial_lse = carver.take<float>(partial_rows);
+    partial_lse = carver.take<double>(partial_rows);
     partial_out = carver.take<float>(partial_rows * v_width);
     scratch = carver.take<std::byte>(static_cast<std::int64_t>(bytes_per_worker) * workers);
   }
@@ -49,7 +49,7 @@ struct TilePartials {
   std::int32_t row;                // within the tile
   std::int32_t v_width;
 
-  static float lse(const void* context, std::int32_t k) {
+  static double lse(const void* context, std::int32_t k) {
     const auto& p = *static_cast<const TilePartials*>(context);
     return p.workspace.partial_lse[p.first_rows[k] + p.row];
   }

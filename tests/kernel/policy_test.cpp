@@ -1,6 +1,10 @@
 // However a step is planned, the answer is the same.
 #include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
 #include <iterator>
+#include <numeric>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -40,6 +44,55 @@ TEST_P(EveryPolicy, CarriesOneHugeRequestAmongSmallOnes) {
     PreparedCase prepared(served);
     expect_agreement(backend, prepared, {.policy = Policy::balanced()});
     expect_agreement(backend, prepared, {.policy = Policy::batch_invariant()});
+  }
+}
+
+// An LSE of this size, rounded to fp32, would be off by 2e-3, and the weights of the pieces with it.
+TEST_P(EveryPolicy, WeighsPiecesOfLargeScores) {
+  constexpr std::int64_t kTokens = 1000, kPage = 64, kHeads = 16, kLatent = 512, kWidth = kLatent + 64;
+  constexpr float kScore = 30720;
+  const auto put = [](std::byte* to, std::int64_t i, KvFormat format, float value) {
+    const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
+    if (format == KvFormat::f32)
+      std::memcpy(to + 4 * i, &bits, 4);
+    else
+      std::memcpy(to + 2 * i, reinterpret_cast<const std::byte*>(&bits) + 2, 2);
+  };
+  for (const KvFormat format : {KvFormat::bf16, KvFormat::f32}) {
+    const Dtype dtype = kv_element_dtype(format);
+    const DecodeProblem problem{
+        .heads = kHeads, .q_dtype = dtype, .out_dtype = Dtype::f32, .kv_format = format, .page_size = kPage};
+    if (!backend.supports(problem).ok) continue;
+    const std::int64_t pages = (kTokens + kPage - 1) / kPage;
+    std::vector<std::byte> q(kHeads * kWidth * 4), kv(static_cast<std::size_t>(pages * kPage * kWidth * 4));
+    for (std::int64_t h = 0; h < kHeads; ++h) put(q.data(), h * kWidth + kLatent, format, 1);
+    for (std::int64_t t = 0; t < kTokens; ++t) {
+      put(kv.data(), t * kWidth + kLatent, format, kScore);
+      for (std::int64_t c = 0; c < kLatent; ++c) put(kv.data(), t * kWidth + c, format, t < 600 ? 1.0f : -1.0f);
+    }
+    std::vector<std::int32_t> table(static_cast<std::size_t>(pages));
+    std::iota(table.begin(), table.end(), 0);
+    const std::vector<std::int32_t> seq_lens{kTokens}, query_start{0, 1};
+    for (const std::int32_t splits : {1, 2, 3, 7}) {
+      auto builder = MetadataBuilder::create(backend, problem, {.max_requests = 1, .max_kv_tokens = kTokens},
+                                             {.policy = Policy::uniform(splits)});
+      ASSERT_TRUE(builder.ok()) << builder.status().message();
+      const auto step = builder->build(0, {.seq_lens = seq_lens, .query_start = query_start});
+      ASSERT_TRUE(step.ok()) << step.status().message();
+      std::vector<float> out(kHeads * kLatent, std::nanf("")), lse(kHeads, std::nanf(""));
+      const void *q_data = q.data(), *kv_data = kv.data();
+      const Status status =
+          decode(*step, {.q = dense(q_data, dtype, {1, kHeads, kWidth}),
+                         .kv_cache = dense(kv_data, dtype, {pages, kPage, kWidth}),
+                         .pages = {.block_table = table.data(), .block_table_stride = pages, .max_pages = pages},
+                         .out = dense(out.data(), Dtype::f32, {1, kHeads, kLatent}),
+                         .lse = dense(lse.data(), Dtype::f32, {1, kHeads}),
+                         .scale = 1});
+      ASSERT_TRUE(status.ok()) << status.message();
+      for (const float value : out) ASSERT_NEAR(value, 0.2f, 2e-6f) << kv_format_name(format) << ", " << splits;
+      for (const float value : lse)
+        ASSERT_NEAR(value, kScore + std::log(float{kTokens}), 1e-2f) << kv_format_name(format) << ", " << splits;
+    }
   }
 }
 

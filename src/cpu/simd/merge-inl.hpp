@@ -22,15 +22,17 @@ inline constexpr std::int32_t kMergeColumns = 512;  // columns joined at a time,
 
 HWY_NOINLINE void merge_row(const MergeRow& row) {
   const F32 d;
-  float best = kNegInf, total = 0;
+  double best = kNegInf;
+  float total = 0;
   bool empty = true;
   for (std::int32_t k = 0; k < row.count; ++k) {
-    const float lse = row.lse(row.context, k);
+    const double lse = row.lse(row.context, k);
     empty = empty && lse == kNegInf;
     best = std::max(best, lse);
   }
+  const auto mass = [&](double lse) { return std::exp(static_cast<float>(lse - best)); };
   if (!empty)
-    for (std::int32_t k = 0; k < row.count; ++k) total += std::exp(row.lse(row.context, k) - best);
+    for (std::int32_t k = 0; k < row.count; ++k) total += mass(row.lse(row.context, k));
 
   const float share = empty ? 0.0f : 1.0f / total;
   const auto out_bytes = static_cast<std::int64_t>(dtype_bytes(row.out_dtype));
@@ -39,9 +41,9 @@ HWY_NOINLINE void merge_row(const MergeRow& row) {
     const std::int32_t columns = std::min(kMergeColumns, row.width - begin);
     std::fill(joined, joined + columns, 0.0f);
     for (std::int32_t k = 0; k < row.count; ++k) {
-      const float lse = row.lse(row.context, k);
+      const double lse = row.lse(row.context, k);
       if (lse == kNegInf) continue;
-      const auto weight = hn::Set(d, std::exp(lse - best) * share);
+      const auto weight = hn::Set(d, mass(lse) * share);
       const auto [data, dtype] = row.values(row.context, k);
       const float* src = reinterpret_cast<const float*>(data) + begin;
       if (dtype != Dtype::f32) {
@@ -54,7 +56,7 @@ HWY_NOINLINE void merge_row(const MergeRow& row) {
     store_scaled(joined, 1.0f, columns, row.out + begin * out_bytes, row.out_dtype);
   }
   // Last: the output may be one of the partials.
-  if (row.lse_out) *row.lse_out = empty ? kNegInf : best + std::log(total);
+  if (row.lse_out) *row.lse_out = empty ? kNegInf : static_cast<float>(best + std::log(total));
 }
 
 }  // namespace latte::cpu::HWY_NAMESPACE

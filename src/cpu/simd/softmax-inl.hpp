@@ -146,19 +146,19 @@ HWY_INLINE void finish_rows(const Piece& piece, std::int32_t begin, std::int32_t
     const std::int32_t token = piece.token(r), head = piece.head(r);
     if (r + kOutputsAhead < end) fetch_output(piece, r + kOutputsAhead);
     std::byte* out = piece.out.row(token, head);
-    float* lse = piece.out.lse_at(token, head);
     Dtype dtype = piece.out.dtype;
     if (partial >= 0) {
       out = reinterpret_cast<std::byte*>(piece.partial_out + (std::int64_t{partial} + r) * v_width);
-      lse = piece.partial_lse + partial + r;
+      piece.partial_lse[partial + r] = precise_log_sum_exp(state);
       dtype = Dtype::f32;
+    } else if (float* lse = piece.out.lse_at(token, head)) {
+      *lse = log_sum_exp(state);
     }
     // A row that saw nothing is zero even if a token hidden from it was NaN.
     if (state.sum == 0)
       std::memset(out, 0, static_cast<std::size_t>(v_width) * dtype_bytes(dtype));
     else
       store_scaled(row_out(r), piece.value_scale / rows.weight[r], v_width, out, dtype);
-    if (lse) *lse = log_sum_exp(state);
   }
 }
 
