@@ -101,7 +101,7 @@ class MetadataBuilder {
 
   // On a device a workspace the caller brings has to pass here once before its first use with this builder, and again
   // after anyone else wrote to it; launches leave it ready for the next one. One decode at a time may use it. On cpu
-  // this does nothing.
+  // this only looks at its size and address.
   Status init_workspace(std::span<std::byte> workspace, Stream stream = nullptr) const;
 
   std::size_t workspace_bytes() const;  // of one slot, 64-byte aligned

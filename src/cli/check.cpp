@@ -214,8 +214,8 @@ int run(const CheckOptions& options) {
   const bool all = options.op == "all";
   const Result<Op> op = all ? Op::decode : parse_op(options.op);
   if (!op) return fail(Status(Code::invalid_argument, "--op", "decode, prefill or all", options.op));
-  if (!(options.tolerance_factor > 0))
-    return fail(Status(Code::invalid_argument, "--tolerance-factor", "a number above 0",
+  if (!(options.tolerance_factor > 0) || std::isinf(options.tolerance_factor))
+    return fail(Status(Code::invalid_argument, "--tolerance-factor", "a finite number above 0",
                        fmt::format("{}", options.tolerance_factor)));
   Machines machines;
   Result<std::vector<Backend>> backends = open_backends(options.backend, machines.names);

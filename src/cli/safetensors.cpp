@@ -207,12 +207,16 @@ const char* file_dtype_name(FileDtype dtype) { return row_of(dtype).name; }
 std::string shape_text(std::span<const std::int64_t> shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
 Result<SafetensorsHeader> parse_safetensors_header(std::string_view json_text, std::uint64_t data_bytes) {
+  // The parser takes a NUL for the end, and skips spaces and a byte order mark.
+  if (json_text.find('\0') != std::string_view::npos) return bad("safetensors header", "JSON in UTF-8", "a NUL byte");
   HeaderGuard guard;
   if (!Json::sax_parse(json_text, &guard))
     return guard.problem().empty() ? bad("safetensors header", "JSON in UTF-8", "something else")
                                    : bad("safetensors header", "an object of tensors", guard.problem());
   const Json json = Json::parse(json_text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return bad("safetensors header", "a JSON object", json.type_name());
+  if (!json_text.starts_with('{'))
+    return bad("safetensors header", "a JSON object, from its first byte on", "something before it");
 
   SafetensorsHeader header;
   for (const auto& [name, value] : json.items()) {

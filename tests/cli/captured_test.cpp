@@ -107,6 +107,17 @@ TEST(Captured, PageIdsOfARequestWithoutQueryTokensMayBeAnything) {
   EXPECT_EQ(call->block_table, (std::vector<std::int32_t>{3, 1, -1, -1}));
 }
 
+TEST(Captured, ARequestWithoutQueryTokensNeedsNoPages) {
+  Parts parts = Parts::good();
+  parts.set<std::int32_t>("query_start", FileDtype::i32, {3}, {0, 3, 3});
+  parts.set<std::int32_t>("seq_lens", FileDtype::i32, {2}, {10, 300});
+  const auto file = parts.file();
+  ASSERT_TRUE(file.ok()) << file.status().message();
+  const auto call = read_captured(*file);
+  ASSERT_TRUE(call.ok()) << call.status().message();
+  EXPECT_EQ(call->seq_lens, (std::vector<std::int32_t>{10, 300}));
+}
+
 TEST(Captured, EveryWrongPartIsNamed) {
   const struct {
     const char* what;

@@ -103,6 +103,7 @@ TEST(Program, BadUsageAndBadInputExitWithTwoAndSayWhy) {
       {{"check", "--kernel", "abacus"}, "kernel"},
       {{"check", "--tolerance-factor", "0"}, "--tolerance-factor"},
       {{"check", "--tolerance-factor", "nan"}, "--tolerance-factor"},
+      {{"check", "--tolerance-factor", "inf"}, "--tolerance-factor"},
       {{"info", "--backend", "abacus"}, "abacus"},
       {{"capture", "--spec", "q1s8"}, "--out"},
       {{"capture", "--spec", "q1s8", "--out", "/nonexistent/case.safetensors"}, "/nonexistent/case.safetensors"},
