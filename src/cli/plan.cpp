@@ -124,7 +124,7 @@ std::string choice_text(const Planned& planned) {
     return made == asked ? made : fmt::format("{}, asked for as {}", made, asked);
   }
   const std::int32_t splits = planned.plan().work_meta_data[kMetaSplits];
-  if (planned.config().op == Op::prefill)
+  if (planned.config().op == Op::prefill && splits < 2)
     return splits == 0 ? "balanced, whole tiles and the last ones cut to fill the shares" : "balanced, whole tiles";
   if (splits < 0) return "balanced, in equal pieces, one a worker";
   return splits == 0 ? "balanced, by equal shares of the work" : fmt::format("balanced, as uniform:{}", splits);

@@ -214,6 +214,23 @@ TEST(Program, ThePlanAsTextSumsUpAndTheSvgIsWritten) {
     EXPECT_NE(prefill.out.find(text), std::string::npos) << text << "\n" << prefill.out;
 }
 
+// By what the plan says, as kernels of different machines cut differently.
+TEST(Program, PrefillSaysInHowManyPiecesItIsCut) {
+  for (const char* spec : {"5q512s1536", "1q512s4k", "2q4k"}) {
+    const std::vector<std::string> plan = {"plan", "--op",   "prefill", "--spec",    spec, "--heads",
+                                           "1",    "--mask", "none",    "--workers", "64"};
+    std::vector<std::string> as_json = plan;
+    as_json.push_back("--json");
+    const ProgramRun json = run_latte(as_json), text = run_latte(plan);
+    ASSERT_EQ(json.exit_code, 0) << json.err;
+    const int splits = Json::parse(json.out)["splits"].get<int>();
+    const std::string said = splits == 0   ? "balanced, whole tiles and the last ones cut"
+                             : splits == 1 ? "balanced, whole tiles\n"
+                                           : "balanced, as uniform:" + std::to_string(splits) + "\n";
+    EXPECT_NE(text.out.find(said), std::string::npos) << said << text.out;
+  }
+}
+
 TEST(Program, AChunkIsShownAsItIsPlanned) {
   const ProgramRun run = run_latte({"plan", "--spec", "q1s1k", "--policy", "batch_invariant:7", "--json"});
   ASSERT_EQ(run.exit_code, 0) << run.err;
