@@ -29,7 +29,7 @@ inline float log_sum_exp(const RowState& state) {
 // much as a score of its size.
 inline double precise_log_sum_exp(const RowState& state) {
   constexpr double kLn2Precise = 0.693147180559945309417;
-  return state.sum == 0 ? kNegInf : (double{state.max_log2} + std::log2(double{state.sum})) * kLn2Precise;
+  return state.sum == 0 ? kNegInf : (double{state.max_log2} + std::log2(state.sum)) * kLn2Precise;
 }
 
 }  // namespace latte
