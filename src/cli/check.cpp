@@ -1,5 +1,6 @@
 // latte check: the shared case grids on every usable kernel, against the fp64 oracle.
 #include <algorithm>
+#include <cmath>
 #include <map>
 
 #include <fmt/format.h>

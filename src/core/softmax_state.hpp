@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <numbers>
 
 namespace latte {
 
@@ -28,8 +29,7 @@ inline float log_sum_exp(const RowState& state) {
 // The same for a row that will be joined with others, whose weights are differences of it: fp32 would round it by as
 // much as a score of its size.
 inline double precise_log_sum_exp(const RowState& state) {
-  constexpr double kLn2Precise = 0.693147180559945309417;
-  return state.sum == 0 ? kNegInf : (double{state.max_log2} + std::log2(state.sum)) * kLn2Precise;
+  return state.sum == 0 ? kNegInf : (double{state.max_log2} + std::log2(state.sum)) * std::numbers::ln2;
 }
 
 }  // namespace latte

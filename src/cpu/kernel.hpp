@@ -85,8 +85,8 @@ struct Piece {
   std::int32_t kv_tokens, query_end;  // of the request
 
   const OutputView& out;
-  // Partials are fp32, normalised, v_width values a row; the buffers are those of the whole workspace,
-  // the record says which row.
+  // Partials are fp32, normalised, v_width values a row, and their LSE fp64; the buffers are those of the whole
+  // workspace, the record says which row.
   float* partial_out = nullptr;
   double* partial_lse = nullptr;
   std::byte* scratch = nullptr;
