@@ -1,6 +1,5 @@
 // However a step is planned, the answer is the same.
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <iterator>
@@ -9,6 +8,7 @@
 
 #include <gtest/gtest.h>
 
+#include "core/codec.hpp"
 #include "tests/kernel/support.hpp"
 
 namespace latte::testkit {
@@ -52,11 +52,11 @@ TEST_P(EveryPolicy, WeighsPiecesOfLargeScores) {
   constexpr std::int64_t kTokens = 1000, kPage = 64, kHeads = 16, kLatent = 512, kWidth = kLatent + 64;
   constexpr float kScore = 30720;
   const auto put = [](std::byte* to, std::int64_t i, KvFormat format, float value) {
-    const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
+    const std::uint16_t half = f32_to_bf16(value);
     if (format == KvFormat::f32)
-      std::memcpy(to + 4 * i, &bits, 4);
+      std::memcpy(to + 4 * i, &value, sizeof value);
     else
-      std::memcpy(to + 2 * i, reinterpret_cast<const std::byte*>(&bits) + 2, 2);
+      std::memcpy(to + 2 * i, &half, sizeof half);
   };
   for (const KvFormat format : {KvFormat::bf16, KvFormat::f32}) {
     const Dtype dtype = kv_element_dtype(format);
